@@ -1,0 +1,53 @@
+# Each target makes .venv and installs what it needs on first use.
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+# The CPU build of torch by default. For a GPU: make TORCH=torch TORCH_INDEX=https://download.pytorch.org/whl/cu128 …
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+export EPD_ENCODER_PORT ?= 8001
+export EPD_LANGUAGE_PORT ?= 8000
+export EPD_SERVE_USER := $(shell id -un)
+export EPD_PIDFILE := $(shell mktemp -u -t epd-supervisord-XXXXXX.pid)
+
+.PHONY: help serve test test-containers test-gpu lint format bench clean
+.DEFAULT_GOAL := help
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --extra-index-url $(TORCH_INDEX) $(TORCH)
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	touch $@
+
+serve: $(VENV)/.installed ## Run the pair with the demo model until Ctrl-C
+	@PATH="$(CURDIR)/$(BIN):$$PATH" exec $(BIN)/supervisord -n -c services/serve/supervisord.conf
+
+test: $(VENV)/.installed ## Run all tests that need neither Docker nor a GPU
+	$(BIN)/python -m pytest -m "not containers and not gpu"
+
+test-containers: $(VENV)/.installed ## Run the tests of the composed pair (needs a Docker engine)
+	$(BIN)/python -m pytest -m containers tests/containers
+
+test-gpu: $(VENV)/.installed ## Run the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(VENV)/.installed ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed ## Bring the sources into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed ## Measure the pair against the undivided model on this machine
+	$(BIN)/python -m benchmarks.latency
+
+clean: ## Remove what was built and installed
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

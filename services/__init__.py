@@ -1,0 +1,1 @@
+"""The services: ``encoder`` and ``language``. They import ``shared``, never each other."""

@@ -1,0 +1,1 @@
+"""The encoder service: it owns the vision half of a model, and no language weights."""

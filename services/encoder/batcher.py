@@ -1,0 +1,114 @@
+"""The tower's queue: whatever waits when the tower is free is computed together, in one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from prometheus_client import Histogram
+
+from shared.identity import MediaItem
+
+
+@dataclass(eq=False)
+class _Waiting:
+    item: MediaItem
+    done: asyncio.Future[None]
+    since: float = field(default_factory=time.perf_counter)
+
+
+class Batcher:
+    """Batches items across requests. It never waits for a batch to fill: the tower's own time does that under load.
+
+    The queue is bounded by the pipeline, which admits no more than ``max_items`` at once.
+    """
+
+    def __init__(
+        self,
+        encode: Callable[[Sequence[MediaItem]], None],
+        max_items: int,
+        max_tokens: int,
+        sizes: Histogram | None = None,
+    ) -> None:
+        self._encode = encode
+        self._max_items = max_items
+        self._max_tokens = max_tokens
+        self._sizes = sizes
+        self._queue: deque[_Waiting] = deque()
+        self._arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tower")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to serve the queue."""
+        self._task = asyncio.create_task(self._serve(), name="batcher")
+
+    async def stop(self) -> None:
+        """Ends serving; what still waits is cancelled."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for waiting in self._queue:
+            waiting.done.cancel()
+        self._thread.shutdown(wait=True)
+
+    async def encode(self, item: MediaItem) -> None:
+        """Computes ``item`` in place, with the seconds that it waited and that its batch took.
+
+        A caller that is cancelled while waiting leaves the queue, and its item is not computed.
+        """
+        waiting = _Waiting(item, asyncio.get_running_loop().create_future())
+        self._queue.append(waiting)
+        self._arrived.set()
+        try:
+            await waiting.done
+        except asyncio.CancelledError:
+            if waiting in self._queue:
+                self._queue.remove(waiting)
+            raise
+
+    def _take(self) -> list[_Waiting]:
+        """The next batch: at least one item, then as many as both limits allow, in order of arrival."""
+        batch = [self._queue.popleft()]
+        tokens = batch[0].item.num_tokens
+        while self._queue and len(batch) < self._max_items:
+            following = self._queue[0].item
+            tokens += following.num_tokens
+            if tokens > self._max_tokens or following.features.keys() != batch[0].item.features.keys():
+                break
+            batch.append(self._queue.popleft())
+        return batch
+
+    async def _serve(self) -> None:
+        while True:
+            await self._arrived.wait()
+            if not self._queue:
+                self._arrived.clear()
+                continue
+            batch = self._take()
+            if not await self._compute(batch) and len(batch) > 1:
+                # One bad item must not fail its neighbours: each is tried by itself, and only the bad one fails.
+                for waiting in batch:
+                    await self._compute([waiting])
+
+    async def _compute(self, batch: Sequence[_Waiting]) -> bool:
+        """Runs the tower once. A failure is reported to the waiting only where it is clear whose it is."""
+        began = time.perf_counter()
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, [waiting.item for waiting in batch])
+        except Exception as error:
+            if len(batch) == 1 and not batch[0].done.done():
+                batch[0].done.set_exception(error)
+            return False
+        spent = time.perf_counter() - began
+        if self._sizes is not None:
+            self._sizes.observe(len(batch))
+        for waiting in batch:
+            waiting.item.timings.update(queue=began - waiting.since, tower=spent)
+            if not waiting.done.done():
+                waiting.done.set_result(None)
+        return True

@@ -1,0 +1,119 @@
+"""URLs to bytes: ``data:`` URLs are decoded, ``http`` and ``https`` are fetched, and nothing inside our network is reached."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from types import TracebackType
+from urllib.parse import urlsplit
+
+import httpx
+
+from services.encoder.settings import EncoderSettings
+from shared.dataurl import decode_data_url, is_data_url
+from shared.errors import InvalidMedia
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class Fetcher:
+    """Fetches media within the limits of the settings."""
+
+    def __init__(self, settings: EncoderSettings) -> None:
+        self._max_bytes = settings.max_media_bytes
+        self._timeout = settings.fetch_timeout
+        self._client = httpx.AsyncClient(
+            transport=_CheckedTransport(settings.allow_private_urls),
+            follow_redirects=True,
+            max_redirects=settings.fetch_redirects,
+            timeout=settings.fetch_timeout,
+            trust_env=False,
+            headers={"accept": "image/*, */*;q=0.5", "user-agent": "epd-encoder"},
+        )
+
+    async def __aenter__(self) -> Fetcher:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        await self._client.aclose()
+
+    async def fetch(self, url: str, param: str | None = None) -> bytes:
+        """The bytes behind ``url``.
+
+        Raises:
+            InvalidMedia: a scheme that is not accepted, an address that is forbidden, an upstream answer other than 200, an
+                unreachable host, too many bytes, or too slow.
+        """
+        if is_data_url(url):
+            return await asyncio.to_thread(decode_data_url, url, self._max_bytes, param)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise InvalidMedia(f"The URL is malformed: {error}.", param=param) from error
+        if parts.scheme.lower() not in ("http", "https") or not parts.hostname:
+            raise InvalidMedia("The URL is not of http, https or data.", param=param)
+        if parts.username or parts.password:
+            raise InvalidMedia("The URL carries credentials; those are not sent.", param=param)
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._get(url, param)
+        except TimeoutError as error:
+            raise InvalidMedia(f"{parts.hostname} took longer than {self._timeout:g} s.", param=param) from error
+        except InvalidMedia as error:
+            error.param = error.param or param
+            raise
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise InvalidMedia(f"{parts.hostname} cannot be reached: {error or type(error).__name__}.", param=param) from error
+
+    async def _get(self, url: str, param: str | None) -> bytes:
+        async with self._client.stream("GET", url) as response:
+            if response.status_code != httpx.codes.OK:
+                raise InvalidMedia(f"The URL answered with HTTP status {response.status_code}.", param=param)
+            data = bytearray()
+            async for chunk in response.aiter_bytes():
+                data += chunk
+                if len(data) > self._max_bytes:
+                    raise InvalidMedia(f"The URL sends more than the {self._max_bytes} bytes that are accepted.", param=param)
+            return bytes(data)
+
+
+class _CheckedTransport(httpx.AsyncBaseTransport):
+    """Resolves, checks and pins the address of every request, those after redirects included."""
+
+    def __init__(self, allow_private: bool) -> None:
+        self._allow_private = allow_private
+        self._inner = httpx.AsyncHTTPTransport()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        host = request.url.host
+        address = await self._resolve(host, request.url.port or (443 if request.url.scheme == "https" else 80))
+        # The Host header and the certificate check keep the name; only the connection goes to the checked address.
+        request.extensions = {**request.extensions, "sni_hostname": host}
+        request.url = request.url.copy_with(host=address)
+        return await self._inner.handle_async_request(request)
+
+    async def _resolve(self, host: str, port: int) -> str:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise InvalidMedia(f"{host} cannot be resolved.") from error
+        addresses = [str(entry[4][0]) for entry in found]
+        if not self._allow_private:
+            for address in addresses:
+                if is_forbidden(address):
+                    raise InvalidMedia(f"{host} leads to {address}, which is not a public address.")
+        return addresses[0]
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def is_forbidden(address: str) -> bool:
+    """Whether an address is anything but public unicast; IPv4 inside IPv6 forms is looked through."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour or (ipaddress.IPv4Address(ip.packed[12:]) if ip in _NAT64 else None)
+        if inner is not None:
+            return is_forbidden(str(inner))
+    return not ip.is_global or ip.is_multicast

@@ -1,0 +1,19 @@
+"""``python -m services.language``: runs the language service."""
+
+from __future__ import annotations
+
+from pydantic_settings import CliApp
+
+from services.language.app import create_app
+from services.language.settings import LanguageSettings
+from shared.lifecycle import prepare, run
+
+
+def main() -> None:
+    settings = CliApp.run(LanguageSettings)
+    prepare(settings)
+    run(create_app(settings), settings, settings.port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The life of a chat request between the API and the engine: validate, gather embeddings, expand, submit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.language.completion import Completion
+from services.language.embeddings.gather import Gatherer
+from services.language.engine.interface import Engine, EngineRequest, Prompt, Sampling, Span
+from services.language.models.generic import LanguageHalf
+from services.language.prompt.conversation import Conversation, MediaSource
+from services.language.prompt.expansion import check_placeholders, expand
+from services.language.prompt.template import ChatTemplate
+from services.language.settings import LanguageSettings
+from shared.dataurl import decode_data_url, is_data_url
+from shared.errors import InvalidRequest
+from shared.identity import MediaItem
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What the API asks of the pair, free of HTTP. ``max_tokens`` None means as many as the context has room for."""
+
+    request_id: str
+    conversation: Conversation
+    stops: list[str]
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    seed: int | None
+
+
+class ChatService:
+    """Everything that happens before the first token. Whatever fails here fails before any response header is sent."""
+
+    def __init__(self, settings: LanguageSettings, model: LanguageHalf, gatherer: Gatherer, engine: Engine) -> None:
+        self._settings = settings
+        self._model = model
+        self._gatherer = gatherer
+        self._engine = engine
+        self._template = ChatTemplate(model.tokenizer)
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self._model.context_length
+
+    async def start(self, request: ChatRequest) -> Completion:
+        """Submits the request to the engine once all its embeddings arrived and verified.
+
+        Raises:
+            ClientError: the request, its size, or its media is at fault.
+            Unavailable: embeddings or a place in the engine cannot be had.
+        """
+        media = request.conversation.media
+        if len(media) > self._settings.max_items_per_request:
+            limit = self._settings.max_items_per_request
+            raise InvalidRequest(f"The request has {len(media)} pictures; at most {limit} are accepted.", param="messages")
+        token_ids = await asyncio.to_thread(self._template.tokenize, request.conversation)
+        check_placeholders(token_ids, self._model.placeholders, len(media))
+        # Each placeholder gives way to its item's tokens, so only the text is sure to stay.
+        text_tokens = len(token_ids) - len(media)
+        room = self._model.context_length - (1 if request.max_tokens is None else request.max_tokens)
+        self._check_size(text_tokens, request.max_tokens)
+        sources = await asyncio.to_thread(decode_sources, media, self._settings.max_media_bytes)
+        items = await self._gatherer.gather(request.request_id, sources, room - text_tokens)
+        prompt = await asyncio.to_thread(self._prompt, token_ids, items)
+        self._check_size(len(prompt.token_ids), request.max_tokens)
+        sampling = Sampling(
+            max_tokens=request.max_tokens or self._model.context_length - len(prompt.token_ids),
+            temperature=request.temperature,
+            top_p=request.top_p,
+            seed=request.seed,
+            stop_token_ids=self._model.eos_ids,
+        )
+        return Completion(
+            self._engine, EngineRequest(request.request_id, prompt, sampling), self._model.tokenizer, request.stops
+        )
+
+    def _prompt(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Prompt:
+        expanded, spans = expand(token_ids, items, self._model.placeholders)
+        ordered: tuple[Span, ...] = spans
+        return Prompt(expanded, self._model.positions(expanded, [span.item for span in ordered]), ordered)
+
+    def _check_size(self, prompt_tokens: int, max_tokens: int | None) -> None:
+        limit, wanted = self._model.context_length, 1 if max_tokens is None else max_tokens
+        if prompt_tokens + wanted > limit:
+            raise InvalidRequest(
+                f"The prompt has {prompt_tokens} tokens and the answer needs {wanted}, together {prompt_tokens + wanted}; "
+                f"the model's context has {limit}.",
+                param="messages" if max_tokens is None else "max_tokens",
+            )
+
+
+def decode_sources(media: Sequence[MediaSource], max_bytes: int) -> list[MediaSource]:
+    """Data URLs become raw bytes, so that they cross to the encoder as they are; other URLs stay.
+
+    Raises:
+        InvalidMedia: a data URL is broken, empty or too large.
+    """
+    decoded = []
+    for source in media:
+        if source.url is not None and is_data_url(source.url):
+            data = decode_data_url(source.url, max_bytes, source.param)
+            source = MediaSource(source.index, source.modality, source.param, data=data)
+        decoded.append(source)
+    return decoded

@@ -1,0 +1,58 @@
+"""One answer in the making: engine tokens to text, stop strings, and counts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from services.language.engine.interface import Engine, EngineRequest, FinishReason
+from services.language.prompt.detokenizer import Detokenizer, StopStrings
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that is certain now, and the tokens since the last piece; the last piece says why the answer ends."""
+
+    text: str
+    finish_reason: FinishReason | None = None
+    token_ids: tuple[int, ...] = ()
+
+
+class Completion:
+    """Runs one engine request. ``pieces`` is consumed once; leaving it early cancels the request."""
+
+    def __init__(self, engine: Engine, request: EngineRequest, tokenizer: Any, stops: list[str]) -> None:
+        self.prompt_token_ids = request.prompt.token_ids
+        self.completion_tokens = 0
+        self._steps = engine.submit(request)
+        self._end_tokens = request.sampling.stop_token_ids
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(stops)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The answer's text as it becomes certain, at least one piece, the last one with its reason.
+
+        Raises:
+            EpdError: the engine failed.
+        """
+        fresh: list[int] = []
+        async with aclosing(self._steps) as steps:  # type: ignore[type-var]
+            async for step in steps:
+                self.completion_tokens += 1
+                fresh.append(step.token_id)
+                ended = step.finish_reason is not None
+                text = "" if step.token_id in self._end_tokens else self._detokenizer.push(step.token_id)
+                if ended:
+                    text += self._detokenizer.flush()
+                shown, stopped = self._stops.push(text)
+                if stopped:
+                    yield Piece(shown, "stop", tuple(fresh))
+                    return
+                if ended:
+                    yield Piece(shown + self._stops.flush(), step.finish_reason, tuple(fresh))
+                elif shown or self.completion_tokens == 1:
+                    # The first token is reported even if it has no text yet: it is what a stream's headers wait for.
+                    yield Piece(shown, None, tuple(fresh))
+                    fresh = []

@@ -1,0 +1,1 @@
+"""Getting embeddings, whole and verified, or a clear reason why not."""

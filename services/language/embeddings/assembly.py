@@ -1,0 +1,66 @@
+"""Verification: a message becomes a media item only if everything about it is as this model needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from shared.errors import ERRORS, EmbeddingIncompatible, EncoderFailed
+from shared.identity import Grid, MediaItem
+from shared.wire import Buffer, Header, read_tensors
+
+
+class ModelFacts(Protocol):
+    """What verification needs to know of the language half."""
+
+    dtype: torch.dtype
+
+    def tokens_of(self, grid: Grid | None) -> int | None:
+        """Tokens that a grid must have, or None where the family has no grid."""
+
+    def tensor_shapes(self, num_tokens: int) -> dict[str, tuple[int, int]]:
+        """The tensors that a message must bring."""
+
+
+class Assembler:
+    """Turns received frames into media items for one model."""
+
+    def __init__(self, facts: ModelFacts, fingerprint: str) -> None:
+        self._facts = facts
+        self._fingerprint = fingerprint
+
+    def assemble(self, header: Header, frames: Sequence[Buffer]) -> MediaItem:
+        """A verified item, its hash set, its embeddings in the model's dtype (without a copy where they had it already).
+
+        Raises:
+            EmbeddingCorrupt: framing or digest is wrong.
+            EmbeddingIncompatible: fingerprint, shape, token count or dtype is wrong, or values are not finite.
+            EpdError: the message reports a failure of the encoder's.
+        """
+        if header.failure is not None:
+            raise ERRORS.get(header.failure.code, EncoderFailed)(header.failure.message)
+        if header.model_fingerprint != self._fingerprint:
+            raise EmbeddingIncompatible(
+                f"The embeddings come from another model (fingerprint {header.model_fingerprint}, not {self._fingerprint})."
+            )
+        counted = self._facts.tokens_of(header.grid_thw)
+        if counted is not None and counted != header.num_tokens:
+            raise EmbeddingIncompatible(
+                f"Item {header.item} has {header.num_tokens} tokens, but its grid {header.grid_thw} has {counted}."
+            )
+        tensors = read_tensors(header, frames).tensors
+        wanted = self._facts.tensor_shapes(header.num_tokens)
+        if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != wanted:
+            came = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            raise EmbeddingIncompatible(f"Item {header.item} brings tensors {came}; this model needs {wanted}.")
+        for name, tensor in tensors.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise EmbeddingIncompatible(f"Tensor {name} of item {header.item} has values that are not finite.")
+        item = MediaItem(header.modality, header.num_tokens, header.grid_thw)
+        item.embeds = tensors["embeds"].to(self._facts.dtype)
+        item.deepstack = tuple(tensor.to(self._facts.dtype) for name, tensor in tensors.items() if name != "embeds")
+        item.timings = dict(header.timings)
+        item.set_hash(header.content_hash)
+        return item

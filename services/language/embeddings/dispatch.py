@@ -1,0 +1,120 @@
+"""The control call: asks one encoder for embeddings and says what its answer means."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import ValidationError
+
+from services.language.prompt.conversation import MediaSource
+from shared.control import REQUEST_FIELD, EncodeItem, EncodeRequest, EncodeResponse
+from shared.errors import (
+    ClientError,
+    EmbeddingTimeout,
+    EncoderFailed,
+    EncoderOverloaded,
+    EpdError,
+    InvalidMedia,
+    from_body,
+)
+from shared.http import REQUEST_ID_HEADER
+
+_WILDCARDS = ("", "0.0.0.0", "::", "*")
+
+
+class ConnectionBroke(EncoderFailed):
+    """There is no encoder at the other end, or no longer; unlike one that answers with a failure, which may be one item's."""
+
+
+class Dispatcher:
+    """Posts ``/encode``. Raw media travel as multipart parts, URLs as URLs."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+
+    async def encode(self, base_url: str, call: EncodeRequest, media: Sequence[MediaSource]) -> EncodeResponse:
+        """Returns when the encoder has published all items.
+
+        Raises:
+            InvalidMedia, InvalidRequest: the client's media is at fault.
+            EncoderOverloaded: the encoder refused for load.
+            EncoderFailed: the connection broke, or the encoder failed or answered nonsense.
+            EmbeddingTimeout: the time in ``call`` ran out.
+        """
+        files = {
+            part_name(source): (part_name(source), source.data, "application/octet-stream")
+            for source in media
+            if source.data is not None
+        }
+        headers = {REQUEST_ID_HEADER: call.request_id}
+        body = call.model_dump_json()
+        try:
+            if files:
+                response = await self._client.post(
+                    f"{base_url}/encode", data={REQUEST_FIELD: body}, files=files, headers=headers, timeout=call.timeout
+                )
+            else:
+                headers["content-type"] = "application/json"
+                response = await self._client.post(f"{base_url}/encode", content=body, headers=headers, timeout=call.timeout)
+        except httpx.TimeoutException as error:
+            raise EmbeddingTimeout(f"The encoder at {base_url} did not answer within {call.timeout:.3g} s.") from error
+        except httpx.HTTPError as error:
+            raise ConnectionBroke(f"The connection to the encoder at {base_url} broke ({type(error).__name__}).") from error
+        if response.status_code == httpx.codes.OK:
+            try:
+                return EncodeResponse.model_validate_json(response.content)
+            except ValidationError as error:
+                raise EncoderFailed(f"The encoder at {base_url} answered with an unknown body.") from error
+        raise meaning_of(response.status_code, response.content, response.headers.get("retry-after"), base_url)
+
+
+def part_name(source: MediaSource) -> str:
+    """The name of the multipart part that has a picture's raw bytes."""
+    return f"item-{source.index}"
+
+
+def item_of(source: MediaSource) -> EncodeItem:
+    """What the encoder is told about a picture."""
+    part = None if source.data is None else part_name(source)
+    return EncodeItem(index=source.index, modality=source.modality, url=source.url, part=part, param=source.param)
+
+
+def meaning_of(status: int, body: bytes, retry_after: str | None, base_url: str) -> EpdError:
+    """The failure that an encoder's answer stands for: the client's stays the client's, everything else is the encoder's."""
+    told = from_body(body)
+    if status == httpx.codes.SERVICE_UNAVAILABLE:
+        if isinstance(told, EmbeddingTimeout):
+            return told
+        if isinstance(told, EncoderOverloaded) or told is None:
+            text = told.message if told else f"The encoder at {base_url} refused for load."
+            return EncoderOverloaded(text, retry_after=float(retry_after) if retry_after and retry_after.isdigit() else None)
+        return EncoderFailed(f"The encoder at {base_url} failed: {told.message}")
+    if isinstance(told, ClientError) and status in (400, 413, 415):
+        return told
+    if status in (413, 415):
+        return InvalidMedia(f"The encoder refused the media with HTTP status {status}.")
+    return EncoderFailed(f"The encoder at {base_url} answered with HTTP status {status}.")
+
+
+def reply_address(base_url: str, bound_host: str, port: int, advertised: str | None) -> str:
+    """Where the encoder at ``base_url`` shall send embeddings: never an address that is only good for listening.
+
+    Without a configured address, a wildcard becomes the local address that routes to the encoder.
+
+    Raises:
+        EncoderFailed: the encoder's host has no route.
+    """
+    host = advertised or bound_host
+    if host in _WILDCARDS:
+        parts = urlsplit(base_url)
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(address)  # a datagram socket: nothing is sent, the kernel only picks the route
+                host = str(probe.getsockname()[0])
+        except OSError as error:
+            raise EncoderFailed(f"The encoder at {base_url} has no route: {error}.") from error
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

@@ -1,0 +1,131 @@
+"""The data socket: each message goes to the wait that it belongs to, or is counted and dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import zmq
+import zmq.asyncio
+
+from services.language.embeddings.assembly import Assembler
+from shared.errors import EmbeddingCorrupt, EpdError
+from shared.identity import MediaItem
+from shared.telemetry import Metrics, get_logger
+from shared.wire import Buffer, ForeignVersion, read_header
+
+_log = get_logger("receiver")
+
+
+class Wait:
+    """The items that one attempt of one request waits for. Ends when all are there, or with the first failure."""
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        self.items: dict[int, MediaItem] = {}
+        self.missing = set(indices)
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def put(self, index: int, item: MediaItem) -> None:
+        self.items[index] = item
+        self.missing.discard(index)
+        if not self.missing and not self.done.done():
+            self.done.set_result(None)
+
+    def fail(self, error: EpdError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # seen, so that a wait which was left early does not complain
+
+
+class Receiver:
+    """Owns the PULL socket. Messages are verified off the event loop, one at a time, so ZMQ's own limit bounds memory."""
+
+    def __init__(self, assembler: Assembler, host: str, port: int, max_message_bytes: int, metrics: Metrics) -> None:
+        self._assembler = assembler
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.PULL)
+        self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
+        self._socket.set(zmq.RCVHWM, 64)
+        if ":" in host:
+            self._socket.set(zmq.IPV6, 1)
+        self._bind = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
+        self._port = port
+        self._waits: dict[tuple[str, int], Wait] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._received = metrics.counter("epd_messages_total", "Embedding messages by outcome.", "outcome")
+        self._bytes = metrics.counter("epd_message_bytes_total", "Bytes of embedding messages.")
+        metrics.gauge("epd_waits", "Requests that wait for embeddings.").set_function(lambda: len(self._waits))
+
+    @property
+    def port(self) -> int:
+        """The port that encoders send to; known once the receiver runs."""
+        return self._port
+
+    async def __aenter__(self) -> Receiver:
+        if self._port:
+            self._socket.bind(f"{self._bind}:{self._port}")
+        else:
+            self._port = self._socket.bind_to_random_port(self._bind)
+        self._task = asyncio.create_task(self._serve(), name="receiver")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+    @contextlib.contextmanager
+    def expect(self, request_id: str, attempt: int, indices: Sequence[int]) -> Iterator[Wait]:
+        """Waits for items inside the block; what comes after it is late and dropped."""
+        key = (request_id, attempt)
+        wait = self._waits[key] = Wait(indices)
+        try:
+            yield wait
+        finally:
+            del self._waits[key]
+
+    async def _serve(self) -> None:
+        while True:
+            frames = await self._socket.recv_multipart(copy=False)
+            buffers = [frame.buffer for frame in frames]
+            self._bytes.inc(sum(buffer.nbytes for buffer in buffers))
+            try:
+                outcome = await self._handle(buffers)
+            except Exception as error:
+                outcome = "malformed"
+                _log.error("message could not be handled", exc_info=error)
+            self._received.labels(outcome).inc()
+
+    async def _handle(self, buffers: Sequence[Buffer]) -> str:
+        """Delivers one message; returns its outcome for the metric."""
+        try:
+            header = read_header(buffers[0])
+        except ForeignVersion as error:
+            return self._fail((error.request_id, error.attempt), error)
+        except EmbeddingCorrupt as error:
+            _log.warning("message dropped", reason=error.message)
+            return "malformed"
+        key = (header.request_id, header.attempt)
+        wait = self._waits.get(key)
+        if wait is None:
+            _log.info("message dropped", reason="late", request_id=header.request_id, encoder_id=header.encoder_id)
+            return "late"
+        if header.item in wait.items:
+            return "repeated"
+        if header.item not in wait.missing:
+            return "foreign"
+        try:
+            item = await asyncio.to_thread(self._assembler.assemble, header, buffers[1:])
+        except EpdError as error:
+            return self._fail(key, error)
+        wait.put(header.item, item)
+        return "ok"
+
+    def _fail(self, key: tuple[str, int], error: EpdError) -> str:
+        wait = self._waits.get(key)
+        if wait is None:
+            return "late"
+        wait.fail(error)
+        return error.code

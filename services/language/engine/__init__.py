@@ -1,0 +1,1 @@
+"""Engines: ``interface`` is what they promise, each folder beside it is one."""

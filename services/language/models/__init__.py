@@ -1,0 +1,1 @@
+"""The language halves, one file a family; ``generic`` serves every family that transformers can call uniformly."""

@@ -1,0 +1,1 @@
+"""From chat messages to the token ids and positions that the model sees."""

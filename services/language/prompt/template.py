@@ -1,0 +1,73 @@
+"""The chat template and the tokenizer. What people write is text, even where it spells a special token."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any
+
+from services.language.prompt.conversation import Conversation
+from shared.errors import InvalidRequest
+
+
+class ChatTemplate:
+    """Renders and tokenizes conversations of one checkpoint."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        specials = {str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._special_ids: dict[str, int] = specials
+        longest_first = sorted(specials, key=len, reverse=True)
+        self._special = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if specials else None
+
+    def tokenize(self, conversation: Conversation) -> list[int]:
+        """Token ids of the prompt, with one placeholder a media item.
+
+        The same ids as ``tokenizer.apply_chat_template``, except that special tokens spelled out in a message stay text.
+
+        Raises:
+            InvalidRequest: the template refuses the conversation (roles out of order, for example).
+        """
+        if self._special is not None and any(self._special.search(text) for text in conversation.texts()):
+            return self._tokenize_masked(conversation, self._special)
+        return self._encode(self._render(conversation.messages))
+
+    def _render(self, messages: list[dict[str, Any]]) -> str:
+        try:
+            rendered: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is a program of the checkpoint's; whatever it raises is about the messages
+            raise InvalidRequest(f"The model's chat template refuses these messages: {error}", param="messages") from error
+        return rendered
+
+    def _encode(self, text: str, split_special_tokens: bool = False) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split_special_tokens)
+        return ids
+
+    def _tokenize_masked(self, conversation: Conversation, special: re.Pattern[str]) -> list[int]:
+        """Masks spelled-out special tokens while the template renders, so that only the template's own are split at."""
+        nonce = secrets.token_hex(8)
+        masks = {token: f"\ue000{nonce}.{number}\ue001" for number, token in enumerate(self._special_ids)}
+
+        def mask(text: str) -> str:
+            return special.sub(lambda match: masks[match[0]], text)
+
+        def unmask(text: str) -> str:
+            for token, masked in masks.items():
+                text = text.replace(masked, token)
+            return text
+
+        messages = []
+        for message in conversation.messages:
+            content = message["content"]
+            if isinstance(content, str):
+                content = mask(content)
+            else:
+                content = [part | {"text": mask(part["text"])} if part["type"] == "text" else part for part in content]
+            messages.append(message | {"content": content})
+        ids: list[int] = []
+        for piece in special.split(self._render(messages)):
+            if piece in self._special_ids:
+                ids.append(self._special_ids[piece])
+            elif piece:
+                ids.extend(self._encode(unmask(piece), split_special_tokens=True))
+        return ids

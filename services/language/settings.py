@@ -1,0 +1,52 @@
+"""Settings of the language service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from shared.settings import ServiceSettings
+
+
+class LanguageSettings(ServiceSettings):
+    """Answers OpenAI chat completions over embeddings that encoders send."""
+
+    model_config = SettingsConfigDict(cli_prog_name="python -m services.language")
+
+    port: int = Field(8000, description="Port that HTTP listens on.")
+    served_model_name: str | None = Field(None, description="Name of the model in the API; the folder's name without one.")
+    encoders: str = Field("http://127.0.0.1:8001", description="Base URLs of encoders, separated by commas; may be empty.")
+    data_host: str = Field("127.0.0.1", description="Address that the embedding socket listens on.")
+    data_port: int = Field(0, ge=0, le=65535, description="Port of the embedding socket; 0 lets the system choose.")
+    advertise_host: str | None = Field(
+        None, description="Host that encoders send embeddings to; without one, the address that routes to each encoder."
+    )
+    embedding_timeout: float = Field(30.0, gt=0, description="Seconds that a request waits for its embeddings.")
+    arrival_grace: float = Field(
+        1.0, gt=0, description="Seconds that an item may come after the encoder said that all were sent."
+    )
+    health_interval: float = Field(0.5, gt=0, description="Seconds between looks at each encoder.")
+    health_timeout: float = Field(2.0, gt=0, description="Seconds that such a look may take.")
+    max_items_per_request: int = Field(32, gt=0, description="Pictures in one request.")
+    max_media_bytes: int = Field(32 * 2**20, gt=0, description="Bytes of one picture in a data URL.")
+    max_body_bytes: int = Field(64 * 2**20, gt=0, description="Bytes of one request's body.")
+    max_message_bytes: int = Field(2**30, gt=0, description="Bytes of one embedding message.")
+    max_queue: int = Field(1024, gt=0, description="Requests in the engine, running or waiting; past it 503 engine_overloaded.")
+
+    @field_validator("encoders")
+    @classmethod
+    def _check_encoders(cls, value: str) -> str:
+        for url in value.split(","):
+            if url.strip() and not url.strip().startswith(("http://", "https://")):
+                raise ValueError(f"{url.strip()!r} is not a base URL such as http://host:8001")
+        return value
+
+    def encoder_urls(self) -> tuple[str, ...]:
+        """The configured encoders, in order, without repeats."""
+        return tuple(dict.fromkeys(url.strip().rstrip("/") for url in self.encoders.split(",") if url.strip()))
+
+    def model_name(self) -> str:
+        """The model's name in the API."""
+        return self.served_model_name or Path(self.model).name

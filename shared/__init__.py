@@ -1,0 +1,1 @@
+"""What both services must agree on, and nothing that only one of them needs."""

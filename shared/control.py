@@ -1,0 +1,78 @@
+"""The control call: the schema of ``POST /encode`` and of ``GET /v1/info``, which both services share."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.identity import Grid, Modality
+
+REQUEST_FIELD = "request"
+"""The form field that holds the ``EncodeRequest`` as JSON in a multipart body."""
+
+
+class _Schema(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EncodeItem(_Schema):
+    """One item: a ``url`` (data, http or https), or the name of the multipart ``part`` that has its raw bytes.
+
+    ``param`` is the item's place in the client's request, for error messages.
+    """
+
+    index: int = Field(ge=0)
+    modality: Modality = "image"
+    url: str | None = None
+    part: str | None = None
+    param: str | None = None
+
+
+class EncodeRequest(_Schema):
+    """What to encode, where to send it, and how long it may take.
+
+    ``num_items`` counts the items of the whole client request, of which ``items`` may be a share. ``timeout`` is what is
+    left of the deadline, in seconds. ``token_budget``, where given, is the most tokens that ``items`` together may take.
+    """
+
+    request_id: str = Field(min_length=1, max_length=128)
+    attempt: int = Field(default=0, ge=0)
+    num_items: int = Field(ge=1)
+    items: tuple[EncodeItem, ...] = Field(min_length=1)
+    reply_to: str = Field(max_length=512, examples=["tcp://127.0.0.1:5557"])
+    timeout: float = Field(gt=0, le=3600)
+    token_budget: int | None = None
+
+
+class ItemMetadata(_Schema):
+    """What became of one item. ``timings`` are in seconds by stage."""
+
+    index: int
+    content_hash: str
+    num_tokens: int
+    grid_thw: Grid | None
+    timings: dict[str, float]
+
+
+class EncodeResponse(_Schema):
+    """All items were published to ``reply_to``."""
+
+    encoder_id: str
+    items: tuple[ItemMetadata, ...]
+
+
+class ServiceInfo(BaseModel):
+    """``GET /v1/info`` of either service. ``parameters`` counts them by top-level module."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    service: str
+    service_id: str
+    version: str
+    wire_version: int
+    model: str
+    model_type: str
+    model_fingerprint: str
+    device: str
+    dtype: str
+    parameters: dict[str, int]
+    parameters_total: int

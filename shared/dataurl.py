@@ -1,0 +1,42 @@
+"""``data:`` URLs (RFC 2397) to bytes."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from urllib.parse import unquote_to_bytes
+
+from shared.errors import InvalidMedia
+
+
+def is_data_url(url: str) -> bool:
+    """Whether ``url`` is a ``data:`` URL; the scheme's case does not matter."""
+    return url[:5].lower() == "data:"
+
+
+def decode_data_url(url: str, max_bytes: int, param: str | None = None) -> bytes:
+    """The bytes that a ``data:`` URL carries. The declared media type is not trusted, so it is not looked at.
+
+    Raises:
+        InvalidMedia: no comma, broken base64, nothing in it, or more than ``max_bytes``.
+    """
+    head, comma, payload = url[5:].partition(",")
+    if not comma:
+        raise InvalidMedia("The data URL has no comma between its media type and its data.", param=param)
+    is_base64 = head.rpartition(";")[2].strip().lower() == "base64"
+    if is_base64 and len(payload) // 4 * 3 > max_bytes + 3:
+        raise InvalidMedia(f"The data URL holds more than the {max_bytes} bytes that are accepted.", param=param)
+    if is_base64:
+        text = payload if "%" not in payload else unquote_to_bytes(payload).decode("latin-1")
+        text = "".join(text.split()).translate({ord("-"): "+", ord("_"): "/"}).rstrip("=")
+        try:
+            data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise InvalidMedia(f"The data URL is not valid base64: {error}.", param=param) from error
+    else:
+        data = unquote_to_bytes(payload)
+    if not data:
+        raise InvalidMedia("The data URL is empty.", param=param)
+    if len(data) > max_bytes:
+        raise InvalidMedia(f"The data URL holds {len(data)} bytes; at most {max_bytes} are accepted.", param=param)
+    return data

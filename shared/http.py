@@ -1,0 +1,123 @@
+"""What every HTTP surface of the pair has: request ids, error bodies, limits, ``/health`` and ``/metrics``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
+
+from shared.errors import EpdError, ErrorBody, InvalidRequest, body_of, from_exception, from_validation, headers_of
+from shared.telemetry import Metrics, get_logger, log_failure, new_request_id
+
+_log = get_logger("http")
+
+REQUEST_ID_HEADER = "x-request-id"
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "The request or its media is at fault."},
+    503: {"model": ErrorBody, "description": "Not now; `Retry-After` says when to try again."},
+}
+
+
+def install(app: FastAPI, metrics: Metrics, max_body_bytes: int) -> None:
+    """Gives ``app`` the common routes, error handlers and middleware."""
+
+    @app.get("/health", summary="The process is alive and its event loop turns")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    async def expose() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        return respond(request.scope, error)
+
+    for kind in (EpdError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, on_error)
+    app.add_middleware(Envelope, metrics=metrics, max_body_bytes=max_body_bytes)
+
+
+def respond(scope: Scope, cause: BaseException) -> JSONResponse:
+    """Logs a failure and turns it into a response. The code is left in ``scope`` for the metrics."""
+    if isinstance(cause, RequestValidationError):
+        error: EpdError = from_validation(list(cause.errors()))
+    elif isinstance(cause, HTTPException):
+        error = InvalidRequest(str(cause.detail))
+    else:
+        error = from_exception(cause)
+    status = cause.status_code if isinstance(cause, HTTPException) else error.status
+    scope["epd_code"] = error.code
+    log_failure(_log, error, cause)
+    return JSONResponse(body_of(error).model_dump(), status_code=status, headers=headers_of(error))
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body of a request passed the limit."""
+
+
+class Envelope:
+    """Gives each request its id, counts and times it, bounds its body, and answers what nothing else caught."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int) -> None:
+        self.app = app
+        self.metrics = metrics
+        self.max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
+        request_id = new_request_id(headers.get(REQUEST_ID_HEADER))
+        scope["epd_request_id"] = request_id
+        started, began = False, time.perf_counter()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message["headers"], (REQUEST_ID_HEADER.encode(), request_id.encode())]
+            await send(message)
+
+        with bound_contextvars(request_id=request_id):
+            try:
+                declared = headers.get("content-length", "0")
+                if declared.isdigit() and int(declared) > self.max_body_bytes:
+                    raise BodyTooLarge(f"The body has {declared} bytes; at most {self.max_body_bytes} are accepted.")
+                await self.app(scope, self._bounded(receive), send_with_id)
+            except Exception as error:
+                response = respond(scope, error)
+                if started:
+                    raise
+                await response(scope, receive, send_with_id)
+            finally:
+                # Only known routes become labels, so that a scanner cannot grow the registry.
+                route = getattr(scope.get("route"), "path", "unmatched")
+                self.metrics.requests.labels(route, scope.get("epd_code", "ok")).inc()
+                self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
+
+    def _bounded(self, receive: Receive) -> Callable[[], Awaitable[Message]]:
+        seen = 0
+
+        async def bounded() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self.max_body_bytes:
+                raise BodyTooLarge(f"The body has more than the {self.max_body_bytes} bytes that are accepted.")
+            return message
+
+        return bounded
+
+
+def request_id_of(request: Request) -> str:
+    """The id of the request being served."""
+    return str(request.scope["epd_request_id"])

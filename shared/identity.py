@@ -1,0 +1,127 @@
+"""One identity for each media item: the content hash, the pad ids, and ``MediaItem.set_hash`` that writes both."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from shared.errors import InternalError
+from shared.security import derive_key
+
+Modality = Literal["image", "video", "audio"]
+Grid = tuple[int, int, int]
+
+BLOCK = 4096
+SUMS = 16
+PAD_IDS = 4
+_CUDA_ROWS = 17  # CUDA's integer product wants more than 16 rows
+_PAD_OFFSET = 1 << 62
+
+
+class ContentHasher:
+    """Keyed 128-bit hash of tensors, computed on the device where they live.
+
+    The bytes of a tensor are cut into blocks of 4096 signed integers, and each block is multiplied by a secret 4096x16 matrix
+    of uniform int8 values: sixteen exact integer sums a block, of at most 4096 * 128 * 128 = 2**26 in size, so int32 cannot
+    overflow and every device agrees on every bit. Only the sums (1/64 of the data) leave the device; BLAKE2b-128, keyed,
+    covers them with name, shape, dtype and byte length.
+
+    Two different blocks agree in one sum only if ``sum(d[i] * m[i]) = 0`` for their difference ``d != 0``: with all entries but
+    one fixed, at most one of the 256 values of the last entry satisfies that, so a sum agrees with probability at most
+    2**-8, and all sixteen, whose columns are independent, with at most 2**-128.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        raw = derive_key(secret, "content-hash/matrix", BLOCK * SUMS)
+        self._matrix = torch.frombuffer(bytearray(raw), dtype=torch.int8).view(BLOCK, SUMS)
+        self._key = derive_key(secret, "content-hash/blake2b")
+        self._matrices: dict[torch.device, Tensor] = {}
+
+    def hash(self, tensors: Mapping[str, Tensor]) -> str:
+        """32 hex digits for named tensors of any dtype, shape, stride and device; the order of names does not matter.
+
+        Raises:
+            InternalError: there is nothing to hash.
+        """
+        if not tensors:
+            raise InternalError("A media item has no features to hash.")
+        digest = hashlib.blake2b(digest_size=16, key=self._key)
+        for name in sorted(tensors):
+            tensor = tensors[name]
+            head = f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|{tensor.numel() * tensor.element_size()}|"
+            digest.update(head.encode())
+            digest.update(self._sums(tensor).cpu().numpy().data)
+        return digest.hexdigest()
+
+    def _sums(self, tensor: Tensor) -> Tensor:
+        """Block sums ``(blocks, 16)`` int32 on the tensor's device."""
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.int8)
+        matrix = self._matrices.setdefault(tensor.device, self._matrix.to(tensor.device))
+        whole = flat.numel() // BLOCK
+        parts = [_product(flat[: whole * BLOCK].view(whole, BLOCK), matrix)] if whole else []
+        if flat.numel() % BLOCK or not whole:
+            tail = torch.zeros(1, BLOCK, dtype=torch.int8, device=tensor.device)
+            tail[0, : flat.numel() - whole * BLOCK] = flat[whole * BLOCK :]
+            parts.append(_product(tail, matrix))
+        return torch.cat(parts)
+
+
+def _product(blocks: Tensor, matrix: Tensor) -> Tensor:
+    """``blocks @ matrix`` in int32; ``(n, 4096)`` by ``(4096, 16)``."""
+    rows = blocks.shape[0]
+    if blocks.is_cuda and rows < _CUDA_ROWS:
+        blocks = torch.nn.functional.pad(blocks, (0, 0, 0, _CUDA_ROWS - rows))
+    return torch._int_mm(blocks, matrix)[:rows]
+
+
+def pad_ids_of(content_hash: str) -> tuple[int, ...]:
+    """Four token ids of 62 bits each, all at or above 2**62 and so outside every vocabulary."""
+    raw = hashlib.blake2b(content_hash.encode(), digest_size=8 * PAD_IDS, person=b"epd-pad-ids").digest()
+    words = (int.from_bytes(raw[8 * i : 8 * i + 8], "little") for i in range(PAD_IDS))
+    return tuple(_PAD_OFFSET | (word & (_PAD_OFFSET - 1)) for word in words)
+
+
+@dataclass
+class MediaItem:
+    """One picture, video or sound on its way: features on the encoder's side, embeddings on the language side.
+
+    ``features`` are the processor's named tensors. ``embeds`` is ``(num_tokens, hidden)``; ``deepstack`` holds one tensor of
+    that shape for each level. ``grid_thw`` counts patches in time, height and width, where the family has such a grid.
+    ``timings`` are in seconds by stage.
+    """
+
+    modality: Modality
+    num_tokens: int
+    grid_thw: Grid | None = None
+    features: dict[str, Tensor] = field(default_factory=dict)
+    embeds: Tensor | None = None
+    deepstack: tuple[Tensor, ...] = ()
+    timings: dict[str, float] = field(default_factory=dict)
+    _content_hash: str | None = field(default=None, init=False)
+    _pad_ids: tuple[int, ...] = field(default=(), init=False)
+
+    def set_hash(self, value: str) -> None:
+        """Writes the content hash and the pad ids together; nothing else writes either."""
+        self._content_hash = value
+        self._pad_ids = pad_ids_of(value)
+
+    @property
+    def content_hash(self) -> str:
+        """The identity that every cache and every choice keys on.
+
+        Raises:
+            InternalError: ``set_hash`` was not called yet.
+        """
+        if self._content_hash is None:
+            raise InternalError("A media item was used before its content hash was set.")
+        return self._content_hash
+
+    @property
+    def pad_ids(self) -> tuple[int, ...]:
+        """The ids that stand for the item's tokens where a token-id key is needed, cyclically."""
+        return self._pad_ids

@@ -1,0 +1,41 @@
+"""Settings that both services have. Each is an environment variable with the prefix ``EPD_`` and a command-line flag."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+DEMO_MODEL = "examples/demo_model"
+
+
+class ServiceSettings(BaseSettings):
+    """Read once at start, passed in from there on."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="EPD_",
+        extra="ignore",
+        frozen=True,
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+        protected_namespaces=(),
+    )
+
+    model: str = Field(DEMO_MODEL, description="Checkpoint: a local folder, or a name on the model hub.")
+    revision: str | None = Field(None, description="Revision on the model hub.")
+    device: str = Field("auto", description="torch device; auto is the GPU if there is one.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Type of weights and activations.")
+    threads: int = Field(0, ge=0, description="torch's CPU threads; 0 is half of the cores, since two services share them.")
+    host: str = Field("127.0.0.1", description="Address that HTTP listens on.")
+    secret_file: Path | None = Field(None, description="Deployment secret that keys are derived from; random without one.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+    log_format: Literal["text", "json"] = Field("text", description="Log lines for people or for machines.")
+
+    def torch_threads(self) -> int:
+        """The number of CPU threads torch may use."""
+        return self.threads or max(1, (os.cpu_count() or 2) // 2)

@@ -1,0 +1,171 @@
+"""The data message: schema, framing and verification. No sockets here.
+
+One multipart message an item: frame 0 is the header as JSON, then one frame a tensor with its raw little-endian bytes. A
+message that reports a failure has a header only. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import xxhash
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from shared.errors import EmbeddingCorrupt, EmbeddingIncompatible
+from shared.identity import Grid, Modality
+
+VERSION = 1
+MAX_HEADER_BYTES = 64 * 1024
+MAX_TENSORS = 64
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+"""Dtypes that may cross the wire, by name. Receivers convert among them; others are refused."""
+
+Buffer: TypeAlias = Any
+"""Anything with the buffer protocol: bytes, memoryview, a received frame's buffer."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class _AnyVersion(BaseModel):
+    """What a header of any protocol version has, so that a foreign one can be refused by name."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    version: int
+    request_id: str
+    attempt: int = 0
+    item: int = 0
+
+
+class TensorSpec(_Strict):
+    """Name, dtype and shape of one tensor frame."""
+
+    name: str = Field(max_length=64)
+    dtype: str
+    shape: tuple[int, ...] = Field(max_length=8)
+
+
+class ItemFailure(_Strict):
+    """Why an item has no embeddings: a code of ``shared.errors`` and its message."""
+
+    code: str
+    message: str
+
+
+class Header(_Strict):
+    """Frame 0. ``tensors`` lists the frames that follow, ``embeds`` first; ``timings`` are in seconds by stage."""
+
+    version: int = VERSION
+    request_id: str = Field(max_length=128)
+    attempt: int = Field(ge=0)
+    item: int = Field(ge=0)
+    num_items: int = Field(ge=1)
+    modality: Modality
+    content_hash: str = Field(max_length=128)
+    num_tokens: int = Field(ge=0)
+    grid_thw: Grid | None = None
+    tensors: tuple[TensorSpec, ...] = Field(default=(), max_length=MAX_TENSORS)
+    digest: str = ""
+    model_fingerprint: str
+    encoder_id: str
+    timings: dict[str, float] = Field(default_factory=dict)
+    failure: ItemFailure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A verified message: its header and its tensors by name (views of the received frames, not copies)."""
+
+    header: Header
+    tensors: dict[str, Tensor]
+
+
+def pack(header: Header, tensors: Mapping[str, Tensor]) -> list[Buffer]:
+    """The frames of a message. Fills in ``tensors`` and ``digest``; contiguous CPU tensors are not copied.
+
+    Raises:
+        ValueError: a dtype that may not cross the wire.
+    """
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    specs, frames = [], []
+    for name, tensor in tensors.items():
+        if tensor.dtype not in names:
+            raise ValueError(f"tensor {name} is {tensor.dtype}; only {', '.join(DTYPES)} cross the wire")
+        specs.append(TensorSpec(name=name, dtype=names[tensor.dtype], shape=tuple(tensor.shape)))
+        frames.append(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    filled = header.model_copy(update={"tensors": tuple(specs), "digest": digest_of(frames)})
+    return [filled.model_dump_json().encode(), *frames]
+
+
+def digest_of(frames: Sequence[Buffer]) -> str:
+    """XXH3-128 over all tensor frames: it catches corruption in flight; it authenticates nobody."""
+    digest = xxhash.xxh3_128()
+    for frame in frames:
+        digest.update(frame)
+    return digest.hexdigest()
+
+
+def read_header(frame: Buffer) -> Header:
+    """The header of a message.
+
+    Raises:
+        EmbeddingCorrupt: not a header at all; it cannot be told whose it is.
+        ForeignVersion: a header of another protocol version.
+    """
+    if memoryview(frame).nbytes > MAX_HEADER_BYTES:
+        raise EmbeddingCorrupt("The header frame is too large.")
+    raw = bytes(frame)
+    try:
+        known = _AnyVersion.model_validate_json(raw)
+        if known.version != VERSION:
+            raise ForeignVersion(known.request_id, known.attempt, known.item, known.version)
+        return Header.model_validate_json(raw)
+    except ValidationError as error:
+        raise EmbeddingCorrupt(f"The header does not follow the schema: {error.errors()[0]['msg']}.") from error
+
+
+class ForeignVersion(EmbeddingIncompatible):
+    """A header of another protocol version, with what is needed to find the request it belongs to."""
+
+    def __init__(self, request_id: str, attempt: int, item: int, version: int) -> None:
+        super().__init__(f"The encoder speaks version {version} of the wire protocol; this service speaks {VERSION}.")
+        self.request_id, self.attempt, self.item = request_id, attempt, item
+
+
+def read_tensors(header: Header, frames: Sequence[Buffer]) -> Message:
+    """Checks framing and digest and views the frames as tensors.
+
+    Raises:
+        EmbeddingCorrupt: a frame is missing, has another size than its shape, or the digest is wrong.
+        EmbeddingIncompatible: a dtype that may not cross the wire.
+    """
+    if len(frames) != len(header.tensors):
+        raise EmbeddingCorrupt(f"{len(frames)} tensor frames came where the header lists {len(header.tensors)}.")
+    tensors: dict[str, Tensor] = {}
+    for spec, frame in zip(header.tensors, frames, strict=True):
+        dtype = DTYPES.get(spec.dtype)
+        if dtype is None:
+            raise EmbeddingIncompatible(f"Tensor {spec.name} is {spec.dtype}; only {', '.join(DTYPES)} are accepted.")
+        count = 1
+        for size in spec.shape:
+            if size < 0:
+                raise EmbeddingCorrupt(f"Tensor {spec.name} has a negative size.")
+            count *= size
+        if count * dtype.itemsize != memoryview(frame).nbytes:
+            raise EmbeddingCorrupt(f"The frame of {spec.name} does not have the size of its shape {spec.shape}.")
+        empty = torch.empty(spec.shape, dtype=dtype)
+        tensors[spec.name] = torch.frombuffer(frame, dtype=dtype).view(spec.shape) if count else empty
+    if digest_of(frames) != header.digest:
+        raise EmbeddingCorrupt("The digest of the tensor frames is wrong.")
+    return Message(header, tensors)

@@ -1,0 +1,159 @@
+"""An encoder that misbehaves on order: a real HTTP server and a real PUSH socket, with no model behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+import uvicorn
+import zmq
+from fastapi import FastAPI, Request, Response
+from torch import Tensor
+
+from shared.checkpoint import fingerprint
+from shared.control import REQUEST_FIELD, EncodeRequest, EncodeResponse, ServiceInfo
+from shared.wire import VERSION, Buffer, Header, pack
+from tests.processes import DEMO_MODEL, free_port, wait_for
+
+GRID, TOKENS, WIDTH, LEVELS = (1, 4, 4), 4, 128, 2
+
+
+@dataclass
+class Call:
+    """One ``/encode`` call, and the means to answer it well or badly."""
+
+    request: EncodeRequest
+    socket: zmq.Socket[bytes]
+    fingerprint: str
+    stopping: threading.Event
+
+    def header(self, item: int, **changes: Any) -> Header:
+        fields: dict[str, Any] = {
+            "request_id": self.request.request_id,
+            "attempt": self.request.attempt,
+            "item": item,
+            "num_items": self.request.num_items,
+            "modality": "image",
+            "content_hash": f"{item:032x}",
+            "num_tokens": TOKENS,
+            "grid_thw": GRID,
+            "model_fingerprint": self.fingerprint,
+            "encoder_id": "fake",
+        }
+        return Header.model_validate(fields | changes)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: torch.zeros(TOKENS, WIDTH) for name in ("embeds", *(f"deepstack.{i}" for i in range(LEVELS)))}
+
+    def message(self, item: int = 0, tensors: dict[str, Tensor] | None = None, **changes: Any) -> list[Buffer]:
+        return pack(self.header(item, **changes), self.tensors() if tensors is None else tensors)
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        self.socket.send_multipart([bytes(frame) for frame in frames])
+
+    def send_all(self) -> None:
+        for item in self.request.items:
+            self.send(self.message(item.index))
+
+    def done(self) -> Response:
+        body = EncodeResponse(encoder_id="fake", items=())
+        return Response(body.model_dump_json(), media_type="application/json")
+
+
+Behaviour = Callable[[Call], Response]
+
+
+def honest(call: Call) -> Response:
+    """Sends zeros, correctly."""
+    call.send_all()
+    return call.done()
+
+
+@dataclass
+class FakeEncoder:
+    """Serves in a thread of the test. ``behaviour`` answers each call; ``calls`` counts them."""
+
+    behaviour: Behaviour = honest
+    model_fingerprint: str = field(default_factory=lambda: fingerprint(DEMO_MODEL))
+    calls: int = 0
+    port: int = field(default_factory=free_port)
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def _app(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.get("/v1/info")
+        async def info() -> ServiceInfo:
+            self._loop = asyncio.get_running_loop()
+            return ServiceInfo(
+                service="encoder",
+                service_id="fake",
+                version="0",
+                wire_version=VERSION,
+                model="fake",
+                model_type="qwen3_vl",
+                model_fingerprint=self.model_fingerprint,
+                device="cpu",
+                dtype="float32",
+                parameters={},
+                parameters_total=0,
+            )
+
+        @app.post("/encode")
+        async def encode(request: Request) -> Response:
+            if request.headers["content-type"].startswith("multipart/"):
+                async with request.form() as form:
+                    raw = str(form[REQUEST_FIELD])
+            else:
+                raw = (await request.body()).decode()
+            self.calls += 1
+            return await asyncio.to_thread(self._answer, EncodeRequest.model_validate_json(raw))
+
+        return app
+
+    def _answer(self, request: EncodeRequest) -> Response:
+        with self._context.socket(zmq.PUSH) as socket:
+            socket.set(zmq.LINGER, 1000)
+            socket.connect(request.reply_to)
+            return self.behaviour(Call(request, socket, self.model_fingerprint, self.stopping))
+
+    def drop_connections(self) -> None:
+        """Closes the listening socket and resets all connections, as the death of the process would."""
+        for server in self._server.servers:
+            self._loop.call_soon_threadsafe(server.close)
+        for connection in list(self._server.server_state.connections):
+            self._loop.call_soon_threadsafe(connection.transport.abort)
+
+    def __enter__(self) -> FakeEncoder:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        config = uvicorn.Config(self._app(), host="127.0.0.1", port=self.port, log_level="error", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run)
+        self._thread.start()
+        wait_for(lambda: self._server.started, 10, "start of the fake encoder")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stopping.set()
+        self._server.should_exit = True
+        self._thread.join()
+        self._context.destroy(linger=0)
+
+
+def after(seconds: float, behaviour: Behaviour) -> Behaviour:
+    """The same, late; at once when the fake is told to stop."""
+
+    def late(call: Call) -> Response:
+        call.stopping.wait(seconds)
+        return behaviour(call)
+
+    return late

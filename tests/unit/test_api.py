@@ -1,0 +1,101 @@
+"""The API's schema: what is taken, what is refused, and what it becomes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from services.language.api.routes import ask_of, parse
+from services.language.api.schemas import ChatCompletionChunk, ChunkChoice, Delta
+from services.language.api.sse import event
+from shared.errors import InvalidRequest
+
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+
+
+def parsed(**fields: Any) -> Any:
+    return parse(json.dumps(HELLO | fields).encode(), "demo")
+
+
+def test_pictures_keep_their_order_and_place() -> None:
+    body = parsed(
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [
+                {"type": "image_url", "image_url": "https://a/1.png"},
+                {"type": "image_url", "image_url": {"url": "https://a/2.png", "detail": "low"}},
+                {"type": "text", "text": "Compare."},
+            ]},
+            {"role": "assistant", "content": None},
+            {"role": "user", "content": [{"type": "text", "text": "And"}, {"type": "image_url", "image_url": "https://a/3.png"}]},
+        ]
+    )  # fmt: skip
+    ask = ask_of(body, "r")
+    assert [(source.index, source.url, source.param) for source in ask.conversation.media] == [
+        (0, "https://a/1.png", "messages.1.content.0.image_url"),
+        (1, "https://a/2.png", "messages.1.content.1.image_url"),
+        (2, "https://a/3.png", "messages.3.content.1.image_url"),
+    ]
+    assert [message["role"] for message in ask.conversation.messages] == ["system", "user", "assistant", "user"]
+    assert list(ask.conversation.texts()) == ["Be brief.", "Compare.", "", "And"]
+
+
+def test_both_names_of_the_token_limit_and_nulls() -> None:
+    assert parsed(max_tokens=5).token_limit == 5
+    assert parsed(max_tokens=5, max_completion_tokens=7).token_limit == 7
+    assert parsed(max_tokens=None, temperature=None, stop=None, n=None, tools=None).token_limit is None
+    assert parsed(stop="END").stop == ["END"]
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert parsed(user="me", metadata={"a": "b"}, store=True, surprise=1).stream is False
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages.0"),
+        ({"messages": [{"role": "pilot", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "system", "content": [{"type": "image_url", "image_url": "https://a"}]}]}, "messages.0"),
+        ({"temperature": 3}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": [""]}, "stop.0"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"model": "other"}, "model"),
+        ({"n": 2}, None),
+        ({"logprobs": True}, None),
+        ({"tools": [{"type": "function"}]}, None),
+        ({"response_format": {"type": "json_object"}}, None),
+        ({"logit_bias": {"5": 1}}, None),
+        ({"frequency_penalty": 0.5}, None),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parsed(**fields)
+    assert (caught.value.param or "").startswith(param or "")
+    if param is None:
+        assert next(iter(fields)) in caught.value.message
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"\xff", b'{"messages": "hi"}', b'{"messages": NaN}'])
+def test_bodies_that_are_no_request_are_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse(raw, "demo")
+
+
+def test_chunks_have_openais_shape() -> None:
+    chunk = ChatCompletionChunk(id="c", created=1, model="m", choices=[ChunkChoice(delta=Delta(content="x"))])
+    framed = event(chunk, exclude={"usage"})
+    assert framed.startswith(b"data: {")
+    assert framed.endswith(b"}\n\n")
+    assert json.loads(framed[6:])["choices"] == [
+        {"index": 0, "delta": {"content": "x"}, "finish_reason": None, "logprobs": None}
+    ]

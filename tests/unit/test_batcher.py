@@ -1,0 +1,122 @@
+"""The tower's queue: what waits is computed together, within limits, and one bad item fails alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+import torch
+
+from services.encoder.batcher import Batcher
+from shared.identity import MediaItem
+
+
+class Tower:
+    """A tower that notes its batches, can be held up, and fails for items without tokens."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.free = threading.Event()
+        self.free.set()
+        self.entered = threading.Event()
+
+    def encode(self, items: Sequence[MediaItem]) -> None:
+        self.entered.set()
+        assert self.free.wait(5)
+        self.batches.append([item.num_tokens for item in items])
+        if any(item.num_tokens == 0 for item in items):
+            raise RuntimeError("bad item")
+        for item in items:
+            item.embeds = torch.full((item.num_tokens, 1), float(item.num_tokens))
+
+
+def item(tokens: int, *names: str) -> MediaItem:
+    return MediaItem("image", tokens, features={name: torch.zeros(1) for name in names})
+
+
+@asynccontextmanager
+async def serving(tower: Tower, max_items: int = 8, max_tokens: int = 100) -> AsyncIterator[Batcher]:
+    batcher = Batcher(tower.encode, max_items, max_tokens)
+    batcher.start()
+    try:
+        yield batcher
+    finally:
+        tower.free.set()
+        await batcher.stop()
+
+
+async def held(tower: Tower, batcher: Batcher) -> asyncio.Task[None]:
+    """Occupies the tower with one item until it is set free."""
+    tower.free.clear()
+    first = asyncio.create_task(batcher.encode(item(1)))
+    await asyncio.to_thread(tower.entered.wait, 5)
+    return first
+
+
+async def test_what_waits_is_computed_together_in_order() -> None:
+    tower = Tower()
+    async with serving(tower) as batcher:
+        first = await held(tower, batcher)
+        items = [item(tokens) for tokens in (2, 3, 4)]
+        waiting = [asyncio.create_task(batcher.encode(each)) for each in items]
+        await asyncio.sleep(0)
+        tower.free.set()
+        await asyncio.gather(first, *waiting)
+    assert tower.batches == [[1], [2, 3, 4]]
+    for each in items:
+        assert each.embeds is not None
+        assert each.embeds.shape[0] == each.num_tokens
+        assert each.timings.keys() >= {"queue", "tower"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "batches"),
+    [((2, 200), [[1], [30, 40], [50, 60]]), ((8, 100), [[1], [30, 40], [50], [60]]), ((8, 10), [[1], [30], [40], [50], [60]])],
+)
+async def test_batches_keep_to_both_limits(limits: tuple[int, int], batches: list[list[int]]) -> None:
+    tower = Tower()
+    async with serving(tower, *limits) as batcher:
+        first = await held(tower, batcher)
+        waiting = [asyncio.create_task(batcher.encode(item(tokens))) for tokens in (30, 40, 50, 60)]
+        await asyncio.sleep(0)
+        tower.free.set()
+        await asyncio.gather(first, *waiting)
+    assert tower.batches == batches
+
+
+async def test_items_with_other_features_are_not_mixed() -> None:
+    tower = Tower()
+    async with serving(tower) as batcher:
+        first = await held(tower, batcher)
+        waiting = [asyncio.create_task(batcher.encode(each)) for each in (item(2, "a"), item(3, "a", "b"))]
+        await asyncio.sleep(0)
+        tower.free.set()
+        await asyncio.gather(first, *waiting)
+    assert tower.batches == [[1], [2], [3]]
+
+
+async def test_one_bad_item_fails_alone() -> None:
+    tower = Tower()
+    async with serving(tower) as batcher:
+        first = await held(tower, batcher)
+        waiting = [asyncio.create_task(batcher.encode(item(tokens))) for tokens in (2, 0, 3)]
+        await asyncio.sleep(0)
+        tower.free.set()
+        results = await asyncio.gather(first, *waiting, return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), type(None), RuntimeError, type(None)]
+
+
+async def test_who_leaves_the_queue_is_not_computed() -> None:
+    tower = Tower()
+    async with serving(tower) as batcher:
+        first = await held(tower, batcher)
+        leaving, staying = (asyncio.create_task(batcher.encode(item(tokens))) for tokens in (2, 3))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        tower.free.set()
+        await asyncio.gather(first, staying)
+    assert tower.batches == [[1], [3]]

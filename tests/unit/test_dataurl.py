@@ -1,0 +1,51 @@
+"""Data URLs in all the ways that people write them."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from shared.dataurl import decode_data_url, is_data_url
+from shared.errors import InvalidMedia
+
+DATA = bytes(range(256))
+TEXT = base64.b64encode(DATA).decode()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"data:image/png;base64,{TEXT}",
+        f"data:;base64,{TEXT}",
+        f"DATA:image/png;BASE64,{TEXT}",
+        f"data:image/png;name=a.png;charset=utf-8;base64,{TEXT}",
+        f"data:text/plain;base64,{TEXT}",
+        "data:image/png;base64," + TEXT.rstrip("="),
+        "data:image/png;base64," + base64.urlsafe_b64encode(DATA).decode(),
+        "data:image/png;base64," + TEXT[:40] + "\r\n " + TEXT[40:],
+        "data:image/png;base64," + TEXT.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D"),
+        "data:application/octet-stream," + "".join(f"%{byte:02x}" for byte in DATA),
+    ],
+)
+def test_good_ones_give_their_bytes(url: str) -> None:
+    assert is_data_url(url)
+    assert decode_data_url(url, 1000) == DATA
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("data:image/png;base64", "comma"),
+        ("data:image/png;base64,", "empty"),
+        ("data:image/png;base64,!!!!", "base64"),
+        ("data:image/png;base64,A", "base64"),
+        ("data:,", "empty"),
+        (f"data:image/png;base64,{TEXT}", "accepted"),
+        ("data:," + "a" * 200, "accepted"),
+    ],
+)
+def test_bad_ones_say_why(url: str, reason: str) -> None:
+    with pytest.raises(InvalidMedia, match=reason) as caught:
+        decode_data_url(url, 100, "messages.0")
+    assert caught.value.param == "messages.0"

@@ -1,0 +1,160 @@
+"""URLs: what answers, what does not, and what must never be asked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from services.encoder.fetch import Fetcher, is_forbidden
+from services.encoder.settings import EncoderSettings
+from shared.errors import InvalidMedia
+from tests.processes import free_port
+
+
+class _Site(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        name, _, argument = self.path.strip("/").partition("/")
+        if name == "status":
+            self.answer(int(argument), b"no")
+        elif name == "redirect":
+            left = int(argument)
+            self.send_response(302)
+            self.send_header("location", f"/redirect/{left - 1}" if left > 1 else "/bytes/10")
+            self.end_headers()
+        elif name == "bytes":
+            self.answer(200, b"x" * int(argument))
+        elif name == "endless":
+            self.send_response(200)
+            self.end_headers()
+            try:
+                while True:
+                    self.wfile.write(b"x" * 1000)
+            except OSError:
+                pass
+        elif name == "slow":
+            time.sleep(2)
+        elif name == "host":
+            self.answer(200, self.headers["host"].encode())
+
+    def answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Site)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://localhost:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def settings(**changes: object) -> EncoderSettings:
+    return EncoderSettings.model_validate({"allow_private_urls": True, "fetch_timeout": 0.5, "max_media_bytes": 5000} | changes)
+
+
+async def test_bytes_arrive_and_the_host_header_keeps_the_name(site: str) -> None:
+    async with Fetcher(settings()) as fetcher:
+        assert await fetcher.fetch(f"{site}/bytes/4000") == b"x" * 4000
+        assert await fetcher.fetch(f"{site}/host") == site.removeprefix("http://").encode()
+        assert await fetcher.fetch("data:;base64,eHg=") == b"xx"
+
+
+async def test_redirects_are_followed_up_to_the_limit(site: str) -> None:
+    async with Fetcher(settings(fetch_redirects=3)) as fetcher:
+        assert await fetcher.fetch(f"{site}/redirect/3") == b"x" * 10
+        with pytest.raises(InvalidMedia, match="redirect"):
+            await fetcher.fetch(f"{site}/redirect/4")
+
+
+@pytest.mark.parametrize("status", [204, 401, 404, 500])
+async def test_an_upstream_status_is_named(site: str, status: int) -> None:
+    async with Fetcher(settings()) as fetcher:
+        with pytest.raises(InvalidMedia, match=str(status)) as caught:
+            await fetcher.fetch(f"{site}/status/{status}", "messages.0")
+    assert caught.value.param == "messages.0"
+
+
+@pytest.mark.parametrize(("path", "reason"), [("bytes/5001", "accepted"), ("endless", "accepted"), ("slow", "longer than")])
+async def test_size_and_time_are_bounded(site: str, path: str, reason: str) -> None:
+    async with Fetcher(settings()) as fetcher:
+        with pytest.raises(InvalidMedia, match=reason):
+            await fetcher.fetch(f"{site}/{path}")
+
+
+async def test_unreachable_and_unresolvable_hosts_are_named() -> None:
+    async with Fetcher(settings()) as fetcher:
+        with pytest.raises(InvalidMedia, match="cannot be reached"):
+            await fetcher.fetch(f"http://127.0.0.1:{free_port()}/a.png")
+        with pytest.raises(InvalidMedia, match="cannot be resolved"):
+            await fetcher.fetch("http://no-such-host.invalid/a.png")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "ftp://example.com/a",
+        "gopher://x",
+        "http://",
+        "a.png",
+        "",
+        "http://user:pw@example.com/a",
+        "http://[bad",
+    ],
+)
+async def test_other_schemes_and_credentials_are_refused(url: str) -> None:
+    async with Fetcher(settings()) as fetcher:
+        with pytest.raises(InvalidMedia):
+            await fetcher.fetch(url)
+
+
+async def test_private_addresses_are_refused_by_default(site: str) -> None:
+    async with Fetcher(settings(allow_private_urls=False)) as fetcher:
+        for url in (site, "http://127.1/", "http://2130706433/", "http://0x7f.0.0.1/", "http://[::1]/", "http://0.0.0.0/"):
+            with pytest.raises(InvalidMedia, match="not a public address"):
+                await fetcher.fetch(url)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "10.1.2.3",
+        "172.16.0.1",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::1",
+        "::",
+        "fe80::1%eth0",
+        "fd00::1",
+        "::ffff:10.0.0.1",
+        "64:ff9b::a9fe:a9fe",
+        "2002:7f00:1::",
+        "ff02::1",
+    ],
+)
+def test_forbidden_addresses(address: str) -> None:
+    assert is_forbidden(address)
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
+def test_public_addresses(address: str) -> None:
+    assert not is_forbidden(address)
