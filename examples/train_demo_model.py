@@ -469,9 +469,7 @@ def load_state(path: Path, model: Qwen3VLForConditionalGeneration, probe: Probe,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("examples/demo_model"), help="folder of the checkpoint")
-    parser.add_argument(
-        "--state", type=Path, default=Path("build/demo_model.safetensors"), help="where to save and resume training"
-    )
+    parser.add_argument("--state", type=Path, default=Path("build/demo_model.safetensors"), help="where to save and resume")
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--seeing-steps", type=int, default=400, help="steps that train the tower alone, at first")
     parser.add_argument("--batch", type=int, default=48)

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from services.language.api.routes import install_routes
 from services.language.chat import ChatService
 from services.language.embeddings.assembly import Assembler
-from services.language.embeddings.dispatch import Dispatcher
+from services.language.embeddings.dispatch import Dispatcher, reply_address
 from services.language.embeddings.gather import Gatherer
 from services.language.embeddings.pool import EncoderPool
 from services.language.embeddings.receiver import Receiver
@@ -48,7 +48,12 @@ def create_app(settings: LanguageSettings) -> FastAPI:
         )
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx.AsyncClient(limits=limits, trust_env=False) as client:
-            pool = EncoderPool(settings.encoder_urls(), identity, client, settings.health_interval, settings.health_timeout)
+
+            def reply_to(base_url: str) -> str:
+                return reply_address(base_url, settings.data_host, receiver.port, settings.advertise_host)
+
+            interval, timeout = settings.health_interval, settings.health_timeout
+            pool = EncoderPool(settings.encoder_urls(), identity, client, reply_to, interval, timeout)
             async with receiver, pool:
                 engine.start()
                 gatherer = Gatherer(settings, pool, Dispatcher(client), receiver, metrics)

@@ -116,5 +116,5 @@ def reply_address(base_url: str, bound_host: str, port: int, advertised: str | N
                 probe.connect(address)  # a datagram socket: nothing is sent, the kernel only picks the route
                 host = str(probe.getsockname()[0])
         except OSError as error:
-            raise EncoderFailed(f"The encoder at {base_url} has no route: {error}.") from error
+            raise EncoderFailed(f"The encoder at {base_url} cannot be resolved or has no route ({error}).") from error
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from services.language.embeddings.dispatch import Dispatcher, item_of, reply_address
+from services.language.embeddings.dispatch import Dispatcher, item_of
 from services.language.embeddings.pool import Encoder, EncoderPool
 from services.language.embeddings.receiver import Receiver, Wait
 from services.language.prompt.conversation import MediaSource
@@ -71,16 +71,12 @@ class Gatherer:
         token_budget: int,
         timeout: float,
     ) -> None:
-        settings = self._settings
-        reply_to = await asyncio.to_thread(
-            reply_address, encoder.url, settings.data_host, self._receiver.port, settings.advertise_host
-        )
         call = EncodeRequest(
             request_id=request_id,
             attempt=0,
             num_items=len(media),
             items=tuple(item_of(source) for source in media),
-            reply_to=reply_to,
+            reply_to=encoder.reply_to,
             timeout=timeout,
             token_budget=token_budget,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -31,12 +31,16 @@ class State(StrEnum):
 
 @dataclass(eq=False)
 class Encoder:
-    """One encoder: its base URL, state, and requests in flight. ``reason`` says why it is not ready."""
+    """One encoder: its base URL, state, and requests in flight. ``reason`` says why it is not ready.
+
+    ``reply_to`` is where it shall send embeddings; found when it becomes ready, since names may take long to resolve.
+    """
 
     url: str
     state: State = State.UNKNOWN
     reason: str = "it was not looked at yet"
     info: ServiceInfo | None = None
+    reply_to: str = ""
     in_flight: int = 0
     look_now: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -48,11 +52,18 @@ class EncoderPool:
     """
 
     def __init__(
-        self, urls: Sequence[str], fingerprint: str, client: httpx.AsyncClient, interval: float, timeout: float
+        self,
+        urls: Sequence[str],
+        fingerprint: str,
+        client: httpx.AsyncClient,
+        reply_address: Callable[[str], str],
+        interval: float,
+        timeout: float,
     ) -> None:
         self.encoders = tuple(Encoder(url) for url in urls)
         self._fingerprint = fingerprint
         self._client = client
+        self._reply_address = reply_address
         self._interval = interval
         self._timeout = timeout
         self._watchers: list[asyncio.Task[None]] = []
@@ -102,7 +113,10 @@ class EncoderPool:
     async def _watch(self, encoder: Encoder) -> None:
         while True:
             try:
-                self._judge(encoder, await self._look(encoder))
+                info = await self._look(encoder)
+                if encoder.state is not State.READY:
+                    encoder.reply_to = await asyncio.to_thread(self._reply_address, encoder.url)
+                self._judge(encoder, info)
             except EpdError as error:
                 self._set(encoder, State.DOWN, error.message)
             with contextlib.suppress(TimeoutError):

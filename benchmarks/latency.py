@@ -1,0 +1,78 @@
+"""``python -m benchmarks.latency``: one picture at a time through the pair, against the undivided model called in a loop.
+
+The floor is transformers' own processor, modules and ``generate`` in this process, without HTTP, hashing, wire or verification.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import torch
+
+from examples.scenes import png, random_exam
+from tests.chats import Undivided, exam_parts, user
+from tests.processes import DEMO_MODEL, Service
+
+
+def timed(work: Callable[[int], object], runs: int) -> list[float]:
+    """Seconds of each run, after three that do not count."""
+    for run in range(3):
+        work(run)
+    seconds = []
+    for run in range(runs):
+        began = time.perf_counter()
+        work(run)
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def row(name: str, seconds: list[float], floor: float | None = None) -> str:
+    """One line of the table: p50 and p99 in milliseconds, and the ratio of p50 to the floor's."""
+    p50, p99 = statistics.median(seconds), statistics.quantiles(seconds, n=100)[98]
+    ratio = "" if floor is None else f"{p50 / floor:.2f} x"
+    return f"| {name} | {1e3 * p50:.1f} ms | {1e3 * p99:.1f} ms | {ratio} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=100)
+    runs = parser.parse_args().runs
+    torch.set_num_threads(1)
+    rng = random.Random(0)
+    exams = [exam_parts(random_exam(rng), seed) for seed in range(runs)]
+    undivided = Undivided(DEMO_MODEL)
+    floor = timed(lambda run: undivided.answer(exams[run]), runs)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Service("encoder", Path(folder)).start(wait=False) as encoder,
+        Service("language", Path(folder), encoders=encoder.url).start(wait=False) as language,
+        httpx.Client(base_url=language.url, timeout=60, trust_env=False) as client,
+    ):
+        language.wait_until_ready(encoders=1)
+
+        def ask(body: object) -> None:
+            client.post("/v1/chat/completions", json=body).raise_for_status()
+
+        bodies = [user(*parts) for parts in exams]
+        pair = timed(lambda run: ask(bodies[run]), runs)
+        large = user(png(random_exam(random.Random(1)).scenes[0], 1024), "How many objects are there?")
+        one_large = timed(lambda _: ask(large), runs)
+        text = timed(lambda _: ask(user("Hello!")), runs)
+    base = statistics.median(floor)
+    print("| one request at a time, demo model | p50 | p99 | p50 / floor |")
+    print("|---|---|---|---|")
+    print(row("floor: undivided model in one process, no HTTP", floor, base))
+    print(row("the pair, end to end over HTTP", pair, base))
+    print(row("the pair, one 1024x1024 PNG, short answer", one_large))
+    print(row("the pair, text only", text))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The documents say what the code does: settings, failure codes, and modules are compared with it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from pydantic_core import PydanticUndefined
+
+from services.encoder.settings import EncoderSettings
+from services.language.settings import LanguageSettings
+from shared.errors import ERRORS
+from shared.settings import ServiceSettings
+from tests.processes import ROOT
+
+SETTINGS = ROOT / "docs" / "settings.md"
+
+
+def rendered() -> str:
+    """The page of all settings. ``UPDATE_DOCS=1 make test`` writes it."""
+    lines = ["# Settings", "", "Each is an environment variable and a command-line flag. This page is generated from the code."]
+    for title, cls, base in (
+        ("Both services", ServiceSettings, None),
+        ("Encoder service", EncoderSettings, ServiceSettings),
+        ("Language service", LanguageSettings, ServiceSettings),
+    ):
+        lines += ["", f"## {title}", "", "| variable | flag | default | meaning |", "|---|---|---|---|"]
+        for name, field in cls.model_fields.items():
+            if base is not None and name in base.model_fields:
+                continue
+            assert field.default is not PydanticUndefined
+            default = "" if field.default is None else f"`{field.default}`"
+            lines.append(f"| `EPD_{name.upper()}` | `--{name.replace('_', '-')}` | {default} | {field.description} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_every_setting_is_documented() -> None:
+    if os.environ.get("UPDATE_DOCS"):
+        SETTINGS.write_text(rendered())
+    assert SETTINGS.read_text() == rendered()
+
+
+def test_the_readmes_failure_table_is_the_codes() -> None:
+    table = dict(re.findall(r"^\| `(\w+)` \| (\d{3}) \|", (ROOT / "README.md").read_text(), re.MULTILINE))
+    # A code that nothing raises yet is named beneath the table instead.
+    assert {code: int(status) for code, status in table.items()} | {"encoder_lost": 503} == {
+        code: cls.status for code, cls in ERRORS.items()
+    }
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "CONTRIBUTING.md"])
+def test_every_file_that_a_page_names_exists(page: str) -> None:
+    text = (ROOT / page).read_text()
+    folders = [Path(), Path("services/language"), Path("services/encoder")]
+    named = set(re.findall(r"`([\w/.-]+\.(?:py|md|yml|png|conf))`|\]\(([\w/.-]+)\)", text))
+    for name in {first or second for first, second in named}:
+        assert any((ROOT / folder / name).exists() for folder in folders), f"{page} names {name}, which is not there"
