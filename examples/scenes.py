@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,13 +171,18 @@ def sentence(thing: Thing | None) -> str:
     return "Nothing." if thing is None else f"{str(thing).capitalize()}."
 
 
-def ask(rng: random.Random, scenes: Sequence[Scene]) -> Question:
+Weights = Mapping[str, int]
+USUAL: Weights = {"describe": 4, "count": 2, "position": 4, "colour": 3}
+"""How often each kind of question is asked, relative to the others."""
+
+
+def ask(rng: random.Random, scenes: Sequence[Scene], weights: Weights = USUAL) -> Question:
     """A random question about one of ``scenes`` (by its ordinal, when there are several)."""
     index = rng.randrange(len(scenes))
     scene = scenes[index]
     several = len(scenes) > 1
     picture = f"the {ORDINALS[index]} picture" if several else rng.choice(("the picture", "this picture"))
-    kind = rng.choices(("describe", "count", "position", "colour"), weights=(4, 2, 4, 3))[0]
+    kind = rng.choices(list(weights), list(weights.values()))[0]
     if kind == "describe":
         text = rng.choice((f"Describe {picture}.", f"What is in {picture}?"))
         return Question(kind, text, describe(scene))

@@ -38,8 +38,10 @@ from examples.scenes import (
     COLOUR_TABLE,
     ORDINALS,
     TALK,
+    USUAL,
     Question,
     Scene,
+    Weights,
     ask,
     draw,
     draw_cells,
@@ -249,7 +251,9 @@ class Writer:
         self.image = tokenizer.convert_tokens_to_ids("<|image_pad|>")
         self.tokenizer = tokenizer
 
-    def conversation(self, rng: random.Random, most_pictures: int) -> tuple[list[int], list[int], list[Scene]]:
+    def conversation(
+        self, rng: random.Random, most_pictures: int, weights: Weights
+    ) -> tuple[list[int], list[int], list[Scene]]:
         """Ids, labels (-100 outside answers), and the scenes in order."""
         ids: list[int] = []
         labels: list[int] = []
@@ -263,16 +267,18 @@ class Writer:
             add(f"<|im_start|>system\n{rng.choice(SYSTEM)}<|im_end|>\n")
         scenes: list[Scene] = []
         if rng.random() >= 0.08:
-            weights = ((1,), (3, 2), (4, 3, 3))[most_pictures - 1]
-            count = rng.choices(range(1, most_pictures + 1), weights)[0]
+            shares = ((1,), (3, 2), (4, 3, 3))[most_pictures - 1]
+            count = rng.choices(range(1, most_pictures + 1), shares)[0]
             scenes = [random_scene(rng) for _ in range(count)]
         turns = rng.choice((1, 1, 2, 3, 4))
         shown = rng.randrange(1, turns) if turns > 1 and rng.random() < 0.15 else 0  # the turn that brings the pictures
         for turn in range(turns):
             visible = scenes if turn >= shown else []
-            question: Question = ask(rng, scenes) if visible and (turn == shown or rng.random() > 0.03) else small_talk(rng)
+            question: Question = (
+                ask(rng, scenes, weights) if visible and (turn == shown or rng.random() > 0.03) else small_talk(rng)
+            )
             if visible and question.kind == "no picture":
-                question = ask(rng, scenes)
+                question = ask(rng, scenes, weights)
             layout = lay_out(rng, len(scenes), question.text) if turn == shown else (question.text,)
             picture = "<|vision_start|>" + "<|image_pad|>" * TOKENS + "<|vision_end|>"
             content = "".join(picture if isinstance(part, int) else part for part in layout)
@@ -296,8 +302,8 @@ class Writer:
                 at, i = at + 1, i + 1
         return np.concatenate(columns, axis=1).astype(np.int64)
 
-    def batch(self, rng: random.Random, size: int, most_pictures: int) -> Batch:
-        rows = [self.conversation(rng, most_pictures) for _ in range(size)]
+    def batch(self, rng: random.Random, size: int, most_pictures: int, weights: Weights = USUAL) -> Batch:
+        rows = [self.conversation(rng, most_pictures, weights) for _ in range(size)]
         length = max(len(ids) for ids, _, _ in rows)
         ids = torch.full((size, length), self.pad)
         labels = torch.full((size, length), -100)
@@ -422,18 +428,43 @@ def evaluate(model: Qwen3VLForConditionalGeneration, writer: Writer, count: int,
     return right / count
 
 
-def schedule(step: int, steps: int) -> float:
+@dataclass(frozen=True)
+class Stage:
+    """Steps with one mixture of questions, under a learning rate that warms up to ``lr`` and falls with ``horizon`` as its end.
+
+    ``pictures`` are the steps at which a conversation may have one picture more.
+    """
+
+    steps: int
+    horizon: int
+    lr: float
+    weights: Weights
+    pictures: tuple[int, ...] = ()
+
+
+STAGES = (
+    Stage(5000, 6000, 2e-3, USUAL, pictures=(720, 1200)),
+    # By then all is learned but to find a thing by its shape, which takes practice.
+    Stage(1500, 2500, 1.2e-3, {"describe": 2, "count": 1, "position": 2, "colour": 8}),
+)
+
+
+def schedule(step: int, horizon: int) -> float:
     """Linear warm-up over 100 steps, then a cosine to 2 %."""
     if step < 100:
         return (step + 1) / 100
-    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - 100) / max(1, steps - 100)))
+    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - 100) / max(1, horizon - 100)))
 
 
-def batches(writer: Writer, seed: int, start: int, steps: int, size: int) -> Iterator[tuple[int, Batch]]:
-    """One batch a step, each seeded by its number; one picture at first, then two, then three."""
-    for step in range(start, steps):
-        most = 1 if step < steps * 0.12 else 2 if step < steps * 0.2 else 3
-        yield step, writer.batch(random.Random(f"{seed}/{step}"), size, most)
+def batches(writer: Writer, seed: int, start: int, size: int) -> Iterator[tuple[int, float, Batch]]:
+    """One batch a step, each seeded by its number, with the step's learning rate."""
+    first = 0
+    for stage in STAGES:
+        for step in range(max(start, first), first + stage.steps):
+            most = 3 - sum(step - first < begins for begins in stage.pictures)
+            batch = writer.batch(random.Random(f"{seed}/{step}"), size, most, stage.weights)
+            yield step, stage.lr * schedule(step - first, stage.horizon), batch
+        first += stage.steps
 
 
 def save_state(path: Path, model: Qwen3VLForConditionalGeneration, probe: Probe, optimizer: Optimizer, step: int) -> None:
@@ -470,10 +501,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("examples/demo_model"), help="folder of the checkpoint")
     parser.add_argument("--state", type=Path, default=Path("build/demo_model.safetensors"), help="where to save and resume")
-    parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--seeing-steps", type=int, default=400, help="steps that train the tower alone, at first")
     parser.add_argument("--batch", type=int, default=48)
-    parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
@@ -490,7 +519,7 @@ def main() -> None:
     decay = [p for p in model.parameters() if p.ndim > 1]
     plain = [*(p for p in model.parameters() if p.ndim <= 1), *probe.parameters()]
     optimizer = torch.optim.AdamW(
-        [{"params": decay, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}], lr=args.lr, betas=(0.9, 0.98)
+        [{"params": decay, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}], lr=STAGES[0].lr, betas=(0.9, 0.98)
     )
     start = 0
     if args.state.exists():
@@ -498,9 +527,10 @@ def main() -> None:
     else:
         teach_to_see(model, probe, args.seeing_steps, args.seed)
     began, running = time.monotonic(), 0.0
-    for step, batch in batches(writer, args.seed, start, args.steps, args.batch):
+    last = sum(stage.steps for stage in STAGES)
+    for step, lr, batch in batches(writer, args.seed, start, args.batch):
         for group in optimizer.param_groups:
-            group["lr"] = args.lr * schedule(step, args.steps)
+            group["lr"] = lr
         target = batch.labels[:, 1:]
         logits, tokens = forward(model, batch)
         loss = functional.cross_entropy(logits, target[target != -100])
@@ -513,7 +543,7 @@ def main() -> None:
         if (step + 1) % 50 == 0:
             rate = (time.monotonic() - began) / (step + 1 - start)
             print(f"step {step + 1} loss {running:.4f} {rate:.2f} s/step", flush=True)
-        if (step + 1) % 500 == 0 or step + 1 == args.steps:
+        if (step + 1) % 500 == 0 or step + 1 == last:
             model.eval()
             exact = evaluate(model, writer, 200, seed=1)
             model.train()
