@@ -30,6 +30,8 @@ class EncodeItem(_Schema):
 class EncodeRequest(_Schema):
     """What to encode, where to send it, and how long it may take.
 
+    ``request_id`` is the client's, a slash, and what makes it unique; it comes back in every message.
+
     ``num_items`` counts the items of the whole client request, of which ``items`` may be a share. ``timeout`` is what is
     left of the deadline, in seconds. ``token_budget``, where given, is the most tokens that ``items`` together may take.
     """

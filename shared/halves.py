@@ -16,6 +16,9 @@ from transformers.utils import logging as transformers_logging
 
 Half = Literal["vision", "language"]
 
+SERVED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava")
+"""Families (``model_type``) that tests prove token for token. Others could load and answer wrongly, so they are refused."""
+
 
 def load_half(folder: Path, half: Half, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """The checkpoint's own class with one half in it, in evaluation mode, frozen, on ``device``.
@@ -25,13 +28,9 @@ def load_half(folder: Path, half: Half, device: torch.device, dtype: torch.dtype
         OSError: the weights cannot be read.
     """
     config = AutoConfig.from_pretrained(folder)
-    mapping = AutoModelForImageTextToText._model_mapping
-    if type(config) not in mapping:
-        raise ValueError(f"{config.model_type} is not an image-text-to-text family of transformers; it cannot be cut in two")
-    whole: Any = mapping[type(config)]
     transformers_logging.disable_progress_bar()
-    model, report = _half_of(whole, half).from_pretrained(
-        folder, config=config, dtype=dtype, output_loading_info=True, local_files_only=True
+    model, report = _half_class(config, half).from_pretrained(
+        folder, config=config, dtype=dtype, output_loading_info=True, local_files_only=True, use_safetensors=True
     )
     if report["missing_keys"] or report["mismatched_keys"]:
         absent = sorted(report["missing_keys"])[:3]
@@ -39,8 +38,21 @@ def load_half(folder: Path, half: Half, device: torch.device, dtype: torch.dtype
     return cast(PreTrainedModel, model.to(device).eval().requires_grad_(False))
 
 
-def _half_of(whole: Any, half: Half) -> Any:
-    """A subclass of a transformers class whose instances lack the other half."""
+def empty_half(config: Any, half: Half) -> PreTrainedModel:
+    """The half without weights (on the meta device), for what only needs the configuration, such as rotary positions.
+
+    Raises:
+        ValueError: the checkpoint is of no family that can be cut.
+    """
+    with torch.device("meta"):
+        return cast(PreTrainedModel, _half_class(config, half)(config))
+
+
+def _half_class(config: Any, half: Half) -> Any:
+    """A subclass of the checkpoint's transformers class whose instances lack the other half."""
+    if config.model_type not in SERVED:
+        raise ValueError(f"the family {config.model_type} is not served; those that are: {', '.join(SERVED)}")
+    whole: Any = AutoModelForImageTextToText._model_mapping[type(config)]
 
     class HalfModel(whole):  # type: ignore[misc]
         # Tensors of the other half are unexpected on purpose; missing ones are checked after loading.
@@ -52,7 +64,8 @@ def _half_of(whole: Any, half: Half) -> Any:
             super().__init__(config)
             remove_other_half(self, half)
 
-    HalfModel.__name__ = whole.__name__
+    # transformers looks conversions of weights up by these, and would take another module for foreign code.
+    HalfModel.__name__, HalfModel.__module__ = whole.__name__, whole.__module__
     return HalfModel
 
 

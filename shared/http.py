@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
@@ -18,6 +21,8 @@ from shared.errors import EpdError, ErrorBody, InvalidRequest, body_of, from_exc
 from shared.telemetry import Metrics, get_logger, log_failure, new_request_id
 
 _log = get_logger("http")
+
+T = TypeVar("T")
 
 REQUEST_ID_HEADER = "x-request-id"
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -40,7 +45,8 @@ def install(app: FastAPI, metrics: Metrics, max_body_bytes: int) -> None:
     async def on_error(request: Request, error: Exception) -> Response:
         return respond(request.scope, error)
 
-    for kind in (EpdError, RequestValidationError, HTTPException, Exception):
+    # ClientDisconnect and what else is no answer pass on to the envelope.
+    for kind in (EpdError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, on_error)
     app.add_middleware(Envelope, metrics=metrics, max_body_bytes=max_body_bytes)
 
@@ -57,6 +63,32 @@ def respond(scope: Scope, cause: BaseException) -> JSONResponse:
     scope["epd_code"] = error.code
     log_failure(_log, error, cause)
     return JSONResponse(body_of(error).model_dump(), status_code=status, headers=headers_of(error))
+
+
+def component_schemas(app: FastAPI, *models: type[BaseModel]) -> None:
+    """Describes ``models`` in the OpenAPI document's components, for bodies that are parsed by hand.
+
+    Operations refer to them by ``schema_ref``.
+    """
+    original = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = original()
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            for model in models:
+                schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+                schemas.update(schema.pop("$defs", {}))
+                schemas[model.__name__] = schema
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def schema_ref(model: type[BaseModel]) -> dict[str, str]:
+    """A reference to a model that ``component_schemas`` describes."""
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
 class BodyTooLarge(InvalidRequest):
@@ -93,6 +125,10 @@ class Envelope:
                 if declared.isdigit() and int(declared) > self.max_body_bytes:
                     raise BodyTooLarge(f"The body has {declared} bytes; at most {self.max_body_bytes} are accepted.")
                 await self.app(scope, self._bounded(receive), send_with_id)
+            except ClientDisconnect:
+                # Nobody is left to answer, and nobody is to blame.
+                scope["epd_code"] = "client_gone"
+                _log.info("client gone", path=scope["path"])
             except Exception as error:
                 response = respond(scope, error)
                 if started:
@@ -116,6 +152,30 @@ class Envelope:
             return message
 
         return bounded
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled when the client hangs up. The request's body must have been read.
+
+    Raises:
+        ClientDisconnect: the client hung up first.
+    """
+    doing = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnect(request))
+    try:
+        await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise ClientDisconnect
+        return doing.result()
+    finally:
+        gone.cancel()
+        doing.cancel()
+        await asyncio.gather(doing, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def request_id_of(request: Request) -> str:

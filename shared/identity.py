@@ -61,7 +61,9 @@ class ContentHasher:
     def _sums(self, tensor: Tensor) -> Tensor:
         """Block sums ``(blocks, 16)`` int32 on the tensor's device."""
         flat = tensor.detach().contiguous().reshape(-1).view(torch.int8)
-        matrix = self._matrices.setdefault(tensor.device, self._matrix.to(tensor.device))
+        matrix = self._matrices.get(tensor.device)
+        if matrix is None:
+            matrix = self._matrices[tensor.device] = self._matrix.to(tensor.device)
         whole = flat.numel() // BLOCK
         parts = [_product(flat[: whole * BLOCK].view(whole, BLOCK), matrix)] if whole else []
         if flat.numel() % BLOCK or not whole:

@@ -103,9 +103,14 @@ def pack(header: Header, tensors: Mapping[str, Tensor]) -> list[Buffer]:
         if tensor.dtype not in names:
             raise ValueError(f"tensor {name} is {tensor.dtype}; only {', '.join(DTYPES)} cross the wire")
         specs.append(TensorSpec(name=name, dtype=names[tensor.dtype], shape=tuple(tensor.shape)))
-        frames.append(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        frames.append(frame_of(tensor))
     filled = header.model_copy(update={"tensors": tuple(specs), "digest": digest_of(frames)})
     return [filled.model_dump_json().encode(), *frames]
+
+
+def frame_of(tensor: Tensor) -> Buffer:
+    """The raw bytes of a tensor; a view, not a copy, of one that is contiguous on the CPU."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def digest_of(frames: Sequence[Buffer]) -> str:
@@ -152,6 +157,8 @@ def read_tensors(header: Header, frames: Sequence[Buffer]) -> Message:
     """
     if len(frames) != len(header.tensors):
         raise EmbeddingCorrupt(f"{len(frames)} tensor frames came where the header lists {len(header.tensors)}.")
+    if len({spec.name for spec in header.tensors}) < len(header.tensors):
+        raise EmbeddingCorrupt("Two tensors have the same name.")
     tensors: dict[str, Tensor] = {}
     for spec, frame in zip(header.tensors, frames, strict=True):
         dtype = DTYPES.get(spec.dtype)

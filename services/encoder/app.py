@@ -20,7 +20,7 @@ from services.encoder.settings import EncoderSettings
 from shared.checkpoint import fingerprint, resolve
 from shared.control import REQUEST_FIELD, EncodeRequest, EncodeResponse, ServiceInfo
 from shared.errors import EncoderUnavailable, InvalidRequest, from_validation
-from shared.http import ERROR_RESPONSES, install
+from shared.http import ERROR_RESPONSES, component_schemas, install, schema_ref, unless_gone
 from shared.identity import ContentHasher
 from shared.security import load_secret
 from shared.telemetry import Metrics, get_logger
@@ -54,6 +54,7 @@ def create_app(settings: EncoderSettings) -> FastAPI:
     app = FastAPI(title="EPD encoder", version=version("epd-pair"), lifespan=lifespan)
     app.state.pipeline = None
     install(app, metrics, settings.max_body_bytes)
+    component_schemas(app, EncodeRequest)
 
     @app.get("/ready", summary="The encoder takes requests", responses={503: ERROR_RESPONSES[503]})
     async def ready() -> dict[str, str]:
@@ -75,7 +76,7 @@ def create_app(settings: EncoderSettings) -> FastAPI:
             "requestBody": {
                 "required": True,
                 "content": {
-                    "application/json": {"schema": EncodeRequest.model_json_schema()},
+                    "application/json": {"schema": schema_ref(EncodeRequest)},
                     "multipart/form-data": {
                         "schema": {
                             "type": "object",
@@ -92,7 +93,7 @@ def create_app(settings: EncoderSettings) -> FastAPI:
         pipeline: Pipeline | None = app.state.pipeline
         if pipeline is None:
             raise EncoderUnavailable("The encoder is starting or stopping.")
-        return await pipeline.run(call, parts)
+        return await unless_gone(request, pipeline.run(call, parts))
 
     return app
 

@@ -39,6 +39,7 @@ class Batcher:
         self._max_tokens = max_tokens
         self._sizes = sizes
         self._queue: deque[_Waiting] = deque()
+        self._computing: list[_Waiting] = []
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tower")
         self._task: asyncio.Task[None] | None = None
@@ -52,7 +53,7 @@ class Batcher:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for waiting in self._queue:
+        for waiting in (*self._queue, *self._computing):
             waiting.done.cancel()
         self._thread.shutdown(wait=True)
 
@@ -89,7 +90,7 @@ class Batcher:
             if not self._queue:
                 self._arrived.clear()
                 continue
-            batch = self._take()
+            self._computing = batch = self._take()
             if not await self._compute(batch) and len(batch) > 1:
                 # One bad item must not fail its neighbours: each is tried by itself, and only the bad one fails.
                 for waiting in batch:

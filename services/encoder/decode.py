@@ -17,18 +17,19 @@ _DECODER_ERRORS = (
     SyntaxError,
     ValueError,
     EOFError,
-    IndexError,
-    KeyError,
+    ArithmeticError,
+    LookupError,
     TypeError,
     struct.error,
     zlib.error,
+    Image.DecompressionBombError,
 )
 
 
 def decode_image(data: bytes, max_pixels: int, param: str | None = None) -> Image.Image:
     """The first frame of a picture, with its EXIF orientation applied, fully loaded.
 
-    Sixteen-bit and float grey levels are scaled to eight bits; other modes are left to the model's processor.
+    Sixteen-bit grey levels are scaled to eight bits; other modes are left to the model's processor.
 
     Raises:
         InvalidMedia: not a picture, a format that is not accepted, damaged, or more than ``max_pixels``.
@@ -54,6 +55,8 @@ def decode_image(data: bytes, max_pixels: int, param: str | None = None) -> Imag
         upright: Image.Image = ImageOps.exif_transpose(image)
     except _DECODER_ERRORS as error:
         raise InvalidMedia(f"The {image.format} picture is damaged: {error}.", param=param) from error
+    if upright.mode == "F":
+        raise InvalidMedia("Pictures of floating-point numbers are not accepted.", param=param)
     return _to_eight_bits(upright)
 
 

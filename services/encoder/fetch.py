@@ -15,6 +15,15 @@ from shared.dataurl import decode_data_url, is_data_url
 from shared.errors import InvalidMedia
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_FORBIDDEN = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "::/96",  # IPv4-compatible, deprecated
+        "64:ff9b:1::/48",  # NAT64 of local use
+        "fec0::/10",  # site-local, deprecated
+        "192.88.99.0/24",  # relays of 6to4, deprecated
+    )
+)
 
 
 class Fetcher:
@@ -29,7 +38,8 @@ class Fetcher:
             max_redirects=settings.fetch_redirects,
             timeout=settings.fetch_timeout,
             trust_env=False,
-            headers={"accept": "image/*, */*;q=0.5", "user-agent": "epd-encoder"},
+            # No compression: a few bytes of it can stand for gigabytes.
+            headers={"accept": "image/*, */*;q=0.5", "accept-encoding": "identity", "user-agent": "epd-encoder"},
         )
 
     async def __aenter__(self) -> Fetcher:
@@ -63,7 +73,8 @@ class Fetcher:
         except InvalidMedia as error:
             error.param = error.param or param
             raise
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        # A ValueError is about names that cannot be written as such (labels too long, bad punycode).
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise InvalidMedia(f"{parts.hostname} cannot be reached: {error or type(error).__name__}.", param=param) from error
 
     async def _get(self, url: str, param: str | None) -> bytes:
@@ -71,7 +82,10 @@ class Fetcher:
             if response.status_code != httpx.codes.OK:
                 raise InvalidMedia(f"The URL answered with HTTP status {response.status_code}.", param=param)
             data = bytearray()
-            async for chunk in response.aiter_bytes():
+            encoding = response.headers.get("content-encoding", "identity")
+            if encoding != "identity":
+                raise InvalidMedia(f"The URL answers with the content encoding {encoding}, which is not accepted.", param=param)
+            async for chunk in response.aiter_raw():
                 data += chunk
                 if len(data) > self._max_bytes:
                     raise InvalidMedia(f"The URL sends more than the {self._max_bytes} bytes that are accepted.", param=param)
@@ -83,26 +97,37 @@ class _CheckedTransport(httpx.AsyncBaseTransport):
 
     def __init__(self, allow_private: bool) -> None:
         self._allow_private = allow_private
-        self._inner = httpx.AsyncHTTPTransport()
+        # Connections are not kept: one that was checked for a host must not serve another that shares its address.
+        self._inner = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None, max_keepalive_connections=0))
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         host = request.url.host
         address = await self._resolve(host, request.url.port or (443 if request.url.scheme == "https" else 80))
-        # The Host header and the certificate check keep the name; only the connection goes to the checked address.
-        request.extensions = {**request.extensions, "sni_hostname": host}
-        request.url = request.url.copy_with(host=address)
-        return await self._inner.handle_async_request(request)
+        # The Host header and the certificate check keep the name; only the connection goes to the checked address. A new
+        # request, since redirects are resolved against the old one's URL.
+        pinned = httpx.Request(
+            request.method,
+            request.url.copy_with(host=address),
+            headers=request.headers,
+            stream=request.stream,
+            extensions={**request.extensions, "sni_hostname": host},
+        )
+        response = await self._inner.handle_async_request(pinned)
+        # Requests of different clients must not see each other's cookies.
+        response.headers.pop("set-cookie", None)
+        return response
 
     async def _resolve(self, host: str, port: int) -> str:
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise InvalidMedia(f"{host} cannot be resolved.") from error
         addresses = [str(entry[4][0]) for entry in found]
         if not self._allow_private:
             for address in addresses:
                 if is_forbidden(address):
-                    raise InvalidMedia(f"{host} leads to {address}, which is not a public address.")
+                    # Without the address: what internal names resolve to is not the caller's to know.
+                    raise InvalidMedia(f"{host} leads to an address that is not public.")
         return addresses[0]
 
     async def aclose(self) -> None:
@@ -116,4 +141,4 @@ def is_forbidden(address: str) -> bool:
         inner = ip.ipv4_mapped or ip.sixtofour or (ipaddress.IPv4Address(ip.packed[12:]) if ip in _NAT64 else None)
         if inner is not None:
             return is_forbidden(str(inner))
-    return not ip.is_global or ip.is_multicast
+    return not ip.is_global or ip.is_multicast or any(ip in network for network in _FORBIDDEN)

@@ -54,7 +54,12 @@ class Publisher:
         socket.set(zmq.IMMEDIATE, 1)  # queue for connected receivers only, so that a dead one is noticed here
         socket.set(zmq.RECONNECT_IVL, 50)
         socket.set(zmq.RECONNECT_IVL_MAX, 1000)
-        socket.connect(endpoint)
+        socket.set(zmq.IPV6, 1)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            socket.close(linger=0)
+            raise InvalidRequest(f"{endpoint} is not an address that can be sent to: {error}.", param="reply_to") from error
         self._sockets[endpoint] = socket
         if len(self._sockets) > self._max:
             _, oldest = self._sockets.popitem(last=False)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
+from pathlib import Path
 
 import httpx
 from fastapi import FastAPI
@@ -18,10 +19,11 @@ from services.language.embeddings.dispatch import Dispatcher, reply_address
 from services.language.embeddings.gather import Gatherer
 from services.language.embeddings.pool import EncoderPool
 from services.language.embeddings.receiver import Receiver
-from services.language.engine.torch.engine import TorchEngine
-from services.language.models.generic import LanguageHalf
+from services.language.engine.interface import Engine
+from services.language.engine.torch.engine import EngineOptions, TorchEngine
+from services.language.models.facts import LanguageFacts
 from services.language.settings import LanguageSettings
-from shared.checkpoint import fingerprint, resolve
+from shared.checkpoint import fingerprint, pick_device, resolve
 from shared.control import ServiceInfo
 from shared.errors import EngineOverloaded
 from shared.http import ERROR_RESPONSES, install
@@ -38,32 +40,30 @@ def create_app(settings: LanguageSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         folder = await asyncio.to_thread(resolve, settings.model, settings.revision)
         identity = await asyncio.to_thread(fingerprint, folder)
-        model = await asyncio.to_thread(LanguageHalf, folder, settings.device, settings.dtype)
-        await asyncio.to_thread(model.warm_up)
-        engine = TorchEngine(model, settings.max_queue)
-        metrics.gauge("epd_engine_running", "Sequences in the engine.").set_function(lambda: engine.load().running)
-        metrics.gauge("epd_engine_waiting", "Sequences that wait for the engine.").set_function(lambda: engine.load().waiting)
-        receiver = Receiver(
-            Assembler(model, identity), settings.data_host, settings.data_port, settings.max_message_bytes, metrics
-        )
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        async with httpx.AsyncClient(limits=limits, trust_env=False) as client:
+        async with AsyncExitStack() as owned:
+            engine = TorchEngine(engine_options(settings, folder))
+            owned.push_async_callback(engine.stop)
+            starting = asyncio.create_task(engine.start())  # beside what else takes time
+            facts = await asyncio.to_thread(LanguageFacts, folder, settings.device, settings.dtype)
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+            client = await owned.enter_async_context(httpx.AsyncClient(limits=limits, trust_env=False))
+            receiver = await owned.enter_async_context(receiver_of(settings, Assembler(facts, identity), metrics))
 
             def reply_to(base_url: str) -> str:
                 return reply_address(base_url, settings.data_host, receiver.port, settings.advertise_host)
 
             interval, timeout = settings.health_interval, settings.health_timeout
             pool = EncoderPool(settings.encoder_urls(), identity, client, reply_to, interval, timeout)
-            async with receiver, pool:
-                engine.start()
-                gatherer = Gatherer(settings, pool, Dispatcher(client), receiver, metrics)
-                app.state.chat = ChatService(settings, model, gatherer, engine)
-                app.state.pool = pool
-                app.state.info = describe(settings, model, identity)
-                _log.info("language service ready", model=settings.model, data_port=receiver.port, device=str(model.device))
-                yield
-                app.state.chat = None
-                await engine.stop()
+            await owned.enter_async_context(pool)
+            await starting
+            measure_engine(engine, metrics)
+            gatherer = Gatherer(settings, pool, Dispatcher(client), receiver, metrics)
+            app.state.chat = ChatService(settings, facts, gatherer, engine)
+            app.state.pool, app.state.engine = pool, engine
+            app.state.info = describe(settings, facts, engine, identity)
+            _log.info("language service ready", model=settings.model, data_port=receiver.port)
+            yield
+            app.state.chat = None
 
     metrics = Metrics()
     app = FastAPI(title="EPD language service", version=version("epd-pair"), lifespan=lifespan)
@@ -73,8 +73,8 @@ def create_app(settings: LanguageSettings) -> FastAPI:
 
     @app.get("/ready", summary="The engine takes requests", responses={503: ERROR_RESPONSES[503]})
     async def ready() -> dict[str, str | int]:
-        if app.state.chat is None:
-            raise EngineOverloaded("The service is starting or stopping.")
+        if app.state.chat is None or not app.state.engine.ready():
+            raise EngineOverloaded("The engine is starting or stopping.")
         # Text needs no encoder, so a missing one does not make the service unready; it is told beside.
         return {"status": "ready", "encoders_ready": app.state.pool.ready()}
 
@@ -86,18 +86,56 @@ def create_app(settings: LanguageSettings) -> FastAPI:
     return app
 
 
-def describe(settings: LanguageSettings, model: LanguageHalf, identity: str) -> ServiceInfo:
+def engine_options(settings: LanguageSettings, folder: Path) -> EngineOptions:
+    """The settings that are the engine's."""
+    return EngineOptions(
+        folder=folder.resolve(),
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.torch_threads(),
+        block_size=settings.block_size,
+        kv_cache_memory=settings.kv_cache_memory,
+        max_running=settings.max_running,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_queue=settings.max_queue,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+    )
+
+
+def receiver_of(settings: LanguageSettings, assembler: Assembler, metrics: Metrics) -> Receiver:
+    """The data socket as the settings want it."""
+    return Receiver(assembler, settings.data_host, settings.data_port, settings.max_message_bytes, metrics)
+
+
+def measure_engine(engine: Engine, metrics: Metrics) -> None:
+    """Makes the engine's load visible."""
+    for name, text in (
+        ("running", "Sequences that the engine computes."),
+        ("waiting", "Sequences that wait for their turn."),
+        ("blocks_used", "Blocks of the key/value pool that sequences hold."),
+        ("blocks_total", "Blocks of the key/value pool."),
+        ("prefix_tokens_asked", "Prompt tokens looked up in the prefix cache since the engine's start."),
+        ("prefix_tokens_found", "Prompt tokens found in the prefix cache since the engine's start."),
+        ("preemptions", "Sequences that gave their blocks up to others since the engine's start."),
+    ):
+        gauge = metrics.gauge(f"epd_engine_{name}", text)
+        gauge.set_function(lambda name=name: getattr(engine.load(), name))
+
+
+def describe(settings: LanguageSettings, facts: LanguageFacts, engine: Engine, identity: str) -> ServiceInfo:
     """What ``GET /v1/info`` answers."""
+    parameters = engine.parameters()
     return ServiceInfo(
         service="language",
         service_id=f"language-{uuid.uuid4().hex[:8]}",
         version=version("epd-pair"),
         wire_version=VERSION,
         model=settings.model,
-        model_type=model.model_type,
+        model_type=facts.model_type,
         model_fingerprint=identity,
-        device=str(model.device),
-        dtype=str(model.dtype).removeprefix("torch."),
-        parameters=model.parameters,
-        parameters_total=sum(model.parameters.values()),
+        device=str(pick_device(settings.device)),
+        dtype=str(facts.dtype).removeprefix("torch."),
+        parameters=parameters,
+        parameters_total=sum(parameters.values()),
     )

@@ -3,52 +3,80 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
 from services.language.completion import Completion
 from services.language.embeddings.gather import Gatherer
 from services.language.engine.interface import Engine, EngineRequest, Prompt, Sampling, Span
-from services.language.models.generic import LanguageHalf
+from services.language.models.facts import LanguageFacts
 from services.language.prompt.conversation import Conversation, MediaSource
 from services.language.prompt.expansion import check_placeholders, expand
 from services.language.prompt.template import ChatTemplate
 from services.language.settings import LanguageSettings
 from shared.dataurl import decode_data_url, is_data_url
-from shared.errors import InvalidRequest
+from shared.errors import EngineOverloaded, InvalidRequest
 from shared.identity import MediaItem
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What the API asks of the pair, free of HTTP. ``max_tokens`` None means as many as the context has room for."""
+    """What the API asks of the pair, free of HTTP.
+
+    ``max_tokens`` None means as many as the context has room for; it and the model's end tokens complete ``sampling``.
+    """
 
     request_id: str
     conversation: Conversation
     stops: list[str]
     max_tokens: int | None
-    temperature: float
-    top_p: float
-    seed: int | None
+    sampling: Sampling
+    ignore_eos: bool = False
+    answers: int = 1
 
 
 class ChatService:
     """Everything that happens before the first token. Whatever fails here fails before any response header is sent."""
 
-    def __init__(self, settings: LanguageSettings, model: LanguageHalf, gatherer: Gatherer, engine: Engine) -> None:
+    def __init__(self, settings: LanguageSettings, model: LanguageFacts, gatherer: Gatherer, engine: Engine) -> None:
         self._settings = settings
         self._model = model
         self._gatherer = gatherer
         self._engine = engine
         self._template = ChatTemplate(model.tokenizer)
+        self._admitted = 0
+        # No text of more characters can fit: each token stands for at most as many as the longest in the vocabulary.
+        self._most_text = model.context_length * max(len(token) for token in model.tokenizer.get_vocab())
 
     @property
     def context_length(self) -> int:
         """Tokens of prompt and answer together."""
         return self._model.context_length
 
-    async def start(self, request: ChatRequest) -> Completion:
-        """Submits the request to the engine once all its embeddings arrived and verified.
+    @property
+    def tokenizer(self) -> Any:
+        """The checkpoint's tokenizer."""
+        return self._model.tokenizer
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """A place among the requests that are prepared or answered; held until the answer, or its stream, begins.
+
+        Raises:
+            EngineOverloaded: there is none; nothing of the request was read yet.
+        """
+        if self._admitted >= self._settings.max_queue:
+            raise EngineOverloaded(f"{self._admitted} requests are in work; that is all this service takes.")
+        self._admitted += 1
+        try:
+            yield
+        finally:
+            self._admitted -= 1
+
+    async def start(self, request: ChatRequest) -> list[Completion]:
+        """Submits the request to the engine once all its embeddings arrived and verified; one completion an answer.
 
         Raises:
             ClientError: the request, its size, or its media is at fault.
@@ -58,6 +86,10 @@ class ChatService:
         if len(media) > self._settings.max_items_per_request:
             limit = self._settings.max_items_per_request
             raise InvalidRequest(f"The request has {len(media)} pictures; at most {limit} are accepted.", param="messages")
+        length = sum(len(text) for text in request.conversation.texts())
+        if length > self._most_text:
+            limit = self._model.context_length
+            raise InvalidRequest(f"{length} characters of text cannot fit into a context of {limit} tokens.", param="messages")
         token_ids = await asyncio.to_thread(self._template.tokenize, request.conversation)
         check_placeholders(token_ids, self._model.placeholders, len(media))
         # Each placeholder gives way to its item's tokens, so only the text is sure to stay.
@@ -68,16 +100,20 @@ class ChatService:
         items = await self._gatherer.gather(request.request_id, sources, room - text_tokens)
         prompt = await asyncio.to_thread(self._prompt, token_ids, items)
         self._check_size(len(prompt.token_ids), request.max_tokens)
-        sampling = Sampling(
+        wanted = request.sampling
+        sampling = replace(
+            wanted,
             max_tokens=request.max_tokens or self._model.context_length - len(prompt.token_ids),
-            temperature=request.temperature,
-            top_p=request.top_p,
-            seed=request.seed,
-            stop_token_ids=self._model.eos_ids,
+            stop_token_ids=wanted.stop_token_ids | (frozenset() if request.ignore_eos else self._model.eos_ids),
         )
-        return Completion(
-            self._engine, EngineRequest(request.request_id, prompt, sampling), self._model.tokenizer, request.stops
-        )
+        return [self._completion(request, prompt, sampling, number) for number in range(request.answers)]
+
+    def _completion(self, request: ChatRequest, prompt: Prompt, sampling: Sampling, number: int) -> Completion:
+        """The ``number``-th answer; answers of a seeded request have seeds of their own, in order."""
+        if sampling.seed is not None:
+            sampling = replace(sampling, seed=sampling.seed + number)
+        call = EngineRequest(request.request_id, prompt, sampling)
+        return Completion(self._engine, call, self._model.tokenizer, request.stops)
 
     def _prompt(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Prompt:
         expanded, spans = expand(token_ids, items, self._model.placeholders)

@@ -7,17 +7,17 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from services.language.engine.interface import Engine, EngineRequest, FinishReason
+from services.language.engine.interface import Engine, EngineRequest, FinishReason, Step
 from services.language.prompt.detokenizer import Detokenizer, StopStrings
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that is certain now, and the tokens since the last piece; the last piece says why the answer ends."""
+    """Text that is certain now, and the steps since the last piece; the last piece says why the answer ends."""
 
     text: str
-    finish_reason: FinishReason | None = None
-    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None
+    steps: tuple[Step, ...]
 
 
 class Completion:
@@ -26,6 +26,7 @@ class Completion:
     def __init__(self, engine: Engine, request: EngineRequest, tokenizer: Any, stops: list[str]) -> None:
         self.prompt_token_ids = request.prompt.token_ids
         self.completion_tokens = 0
+        self.cached_tokens = 0
         self._steps = engine.submit(request)
         self._end_tokens = request.sampling.stop_token_ids
         self._detokenizer = Detokenizer(tokenizer)
@@ -37,13 +38,16 @@ class Completion:
         Raises:
             EpdError: the engine failed.
         """
-        fresh: list[int] = []
+        fresh: list[Step] = []
         async with aclosing(self._steps) as steps:  # type: ignore[type-var]
             async for step in steps:
                 self.completion_tokens += 1
-                fresh.append(step.token_id)
+                self.cached_tokens += step.cached_tokens
+                fresh.append(step)
+                # A token that ends the answer is not part of its text.
                 ended = step.finish_reason is not None
-                text = "" if step.token_id in self._end_tokens else self._detokenizer.push(step.token_id)
+                ends = step.finish_reason == "stop" and step.token_id in self._end_tokens
+                text = "" if ends else self._detokenizer.push(step.token_id)
                 if ended:
                     text += self._detokenizer.flush()
                 shown, stopped = self._stops.push(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
@@ -23,7 +24,7 @@ class LanguageSettings(ServiceSettings):
     advertise_host: str | None = Field(
         None, description="Host that encoders send embeddings to; without one, the address that routes to each encoder."
     )
-    embedding_timeout: float = Field(30.0, gt=0, description="Seconds that a request waits for its embeddings.")
+    embedding_timeout: float = Field(30.0, gt=0, le=3600, description="Seconds that a request waits for its embeddings.")
     arrival_grace: float = Field(
         1.0, gt=0, description="Seconds that an item may come after the encoder said that all were sent."
     )
@@ -33,13 +34,24 @@ class LanguageSettings(ServiceSettings):
     max_media_bytes: int = Field(32 * 2**20, gt=0, description="Bytes of one picture in a data URL.")
     max_body_bytes: int = Field(64 * 2**20, gt=0, description="Bytes of one request's body.")
     max_message_bytes: int = Field(2**30, gt=0, description="Bytes of one embedding message.")
+    kv_cache_memory: int = Field(0, ge=0, description="Bytes of the key/value pool; 0 is as much as is useful and there.")
+    block_size: int = Field(16, gt=0, description="Tokens of one block of the pool.")
+    max_running: int = Field(64, gt=0, description="Sequences that the engine computes together.")
+    max_batch_tokens: int = Field(1024, gt=0, description="Tokens that the engine computes in one step.")
     max_queue: int = Field(1024, gt=0, description="Requests in the engine, running or waiting; past it 503 engine_overloaded.")
 
     @field_validator("encoders")
     @classmethod
     def _check_encoders(cls, value: str) -> str:
         for url in value.split(","):
-            if url.strip() and not url.strip().startswith(("http://", "https://")):
+            if not url.strip():
+                continue
+            try:
+                parts = urlsplit(url.strip())
+                good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            except ValueError:
+                good = False
+            if not good:
                 raise ValueError(f"{url.strip()!r} is not a base URL such as http://host:8001")
         return value
 

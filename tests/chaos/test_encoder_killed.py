@@ -98,8 +98,15 @@ def test_a_client_that_hangs_up_frees_what_it_held(services: tuple[Service, Serv
         lines = httpx.get(f"{language.url}/metrics", trust_env=False).text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} "))
 
-    endless = user("Hello!", stream=True, max_tokens=1500, temperature=2, seed=1)
-    with httpx.stream("POST", f"{language.url}/v1/chat/completions", json=endless, timeout=30, trust_env=False) as response:
+    long = user("Hello!", stream=True, max_tokens=2000, ignore_eos=True)
+    with httpx.stream("POST", f"{language.url}/v1/chat/completions", json=long, timeout=30, trust_env=False) as response:
         assert response.status_code == 200
         assert next(response.iter_lines())
-    wait_for(lambda: gauge("epd_engine_running") == gauge("epd_waits") == 0, 5, "release")
+        assert gauge("epd_engine_running") == 1
+    wait_for(lambda: gauge("epd_engine_running") == 0, 1, "release of the engine's place")
+    assert gauge("epd_engine_blocks_used") == 0
+    whole = user("Hello!", max_tokens=2000, ignore_eos=True)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{language.url}/v1/chat/completions", json=whole, timeout=0.3, trust_env=False)
+    wait_for(lambda: gauge("epd_engine_running") == 0, 1, "release of the engine's place")
+    assert "client gone" in language.log.read_text()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -17,7 +19,7 @@ from tests.chats import encoded, user
 from tests.fake_encoder import Call, FakeEncoder, after, honest
 from tests.processes import Service, free_port, wait_for
 
-TIMEOUT, GRACE = 1.0, 0.3
+TIMEOUT, GRACE = 2.0, 0.6
 
 
 def picture() -> bytes:
@@ -51,13 +53,13 @@ def healthy_again(encoder: FakeEncoder, language: Service) -> Iterator[None]:
     assert response.status_code == 200, response.text
 
 
-def ask(language: Service, pictures: int = 1, **fields: Any) -> httpx.Response:
+def ask(language: Service, pictures: int = 1, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
     body = user(*[picture()] * pictures, "Describe the picture.", max_tokens=8, **fields)
-    return httpx.post(f"{language.url}/v1/chat/completions", json=body, timeout=30, trust_env=False)
+    return httpx.post(f"{language.url}/v1/chat/completions", json=body, headers=headers, timeout=30, trust_env=False)
 
 
 def answer(status: int, code: str | None = None) -> Callable[[Call], Response]:
-    content = "<html>oops" if code is None else body_of(ERRORS[code]("because")).model_dump()
+    content = "<html>oops" if code is None else body_of(ERRORS[code]("because", param="messages.0")).model_dump()
     return lambda _: JSONResponse(content, status_code=status)
 
 
@@ -152,6 +154,12 @@ CASES: dict[str, tuple[Callable[[Call], Response], str, int]] = {
     "a value that is not a number": (other_tensors(with_value(float("nan"))), "embedding_incompatible", 503),
     "a value that is infinite": (other_tensors(with_value(float("inf"))), "embedding_incompatible", 503),
     "integers instead of floats": (tampered(replace(b'"float32"', b'"int32"')), "embedding_incompatible", 503),
+    "no tokens": (changed(num_tokens=0, grid_thw=(0, 4, 4)), "embedding_incompatible", 503),
+    "no grid": (changed(grid_thw=None), "embedding_incompatible", 503),
+    "a negative grid": (changed(grid_thw=(-1, -4, 4)), "embedding_incompatible", 503),
+    "a grid that does not merge": (changed(grid_thw=(1, 16, 1)), "embedding_incompatible", 503),
+    "another modality": (changed(modality="video"), "embedding_incompatible", 503),
+    "two tensors of one name": (tampered(replace(b'"deepstack.1"', b'"deepstack.0"')), "embedding_corrupt", 503),
     "a message that reports a failure": (
         changed(failure={"code": "encoder_failed", "message": "out of memory"}),
         "encoder_failed",
@@ -221,6 +229,26 @@ def test_repeated_late_and_foreign_messages_are_dropped_and_counted(encoder: Fak
         5,
         f"counting of {wanted}",
     )
+
+
+def test_equal_request_ids_do_not_mix_requests_up(encoder: FakeEncoder, language: Service) -> None:
+    """Two callers choose the same id at the same time: each is answered for its own picture."""
+    seen: list[Call] = []
+    both = threading.Barrier(2)
+
+    def cross(call: Call) -> Response:
+        seen.append(call)
+        both.wait(5)
+        call.send_all()
+        return call.done()
+
+    encoder.behaviour = cross
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(ask, language, headers={"x-request-id": "mine"}) for _ in range(2)]
+        responses = [future.result() for future in asked]
+    assert [response.status_code for response in responses] == [200, 200]
+    assert [response.headers["x-request-id"] for response in responses] == ["mine", "mine"]
+    assert len({call.request.request_id for call in seen}) == 2
 
 
 def test_a_late_message_does_not_answer_a_later_request(encoder: FakeEncoder, language: Service) -> None:

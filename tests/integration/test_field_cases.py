@@ -39,6 +39,16 @@ def post(pair: Pair, *parts: bytes | str, **fields: Any) -> httpx.Response:
     return whole
 
 
+def at_once(pair: Pair, bodies: list[dict[str, Any]]) -> list[int]:
+    """The statuses of requests that are all in flight at the same time."""
+    limits = httpx.Limits(max_connections=None)
+    with (
+        httpx.Client(base_url=pair.language.url, timeout=120, trust_env=False, limits=limits) as client,
+        ThreadPoolExecutor(len(bodies)) as threads,
+    ):
+        return list(threads.map(lambda body: client.post("/v1/chat/completions", json=body).status_code, bodies))
+
+
 def same_as_undivided(pair: Pair, undivided: Undivided, *parts: bytes | str) -> None:
     response = post(pair, *parts, return_token_ids=True)
     assert response.status_code == 200, response.text
@@ -79,7 +89,7 @@ def test_3_damaged_pictures_are_the_clients_error(pair: Pair) -> None:
     ("url", "reason"),
     [
         (f"http://127.0.0.1:{free_port()}/a.png", "cannot be reached"),
-        ("http://no-such-host.invalid/a.png", "cannot be resolved"),
+        ("http://no-such-host.invalid/a.png", "no-such-host.invalid"),
         ("file:///etc/passwd", "not of http"),
         ("a.png", "not of http"),
     ],
@@ -143,19 +153,16 @@ def test_10_a_language_service_bound_to_every_address_works(pair: Pair, tmp_path
 
 def test_11_200_requests_at_once_are_all_answered(pair: Pair) -> None:
     bodies = [user(png(random_scene(random.Random(seed)), 256, seed), "How many objects are there?") for seed in range(200)]
-    with ThreadPoolExecutor(200) as threads:
-        answers = list(threads.map(lambda body: pair.client.post("/v1/chat/completions", json=body), bodies))
-    statuses = [answer.status_code for answer in answers]
-    assert set(statuses) <= {200, 503}
-    assert statuses.count(200) > 100
+    assert at_once(pair, bodies) == [200] * 200
 
 
 def test_12_many_requests_of_many_large_pictures_are_all_answered(pair: Pair) -> None:
     large = encoded(Image.effect_noise((1920, 1080), 60).convert("RGB"), "JPEG", quality=60)
-    bodies = [user(*[large] * (1 + number % 8), "Describe the first picture.", max_tokens=8) for number in range(16)]
-    with ThreadPoolExecutor(16) as threads:
-        answers = list(threads.map(lambda body: pair.client.post("/v1/chat/completions", json=body), bodies))
-    assert [answer.status_code for answer in answers] == [200] * 16
+    bodies = [user(*[large] * (1 + number % 8), "Describe the first picture.", max_tokens=8) for number in range(64)]
+    statuses = at_once(pair, bodies)
+    # 288 pictures are more than the encoder takes at once: some are refused for load, none is lost.
+    assert set(statuses) <= {200, 503}
+    assert statuses.count(200) > 32
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "PA", "RGBA", "CMYK", "I;16", "1"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -195,6 +196,16 @@ def test_each_process_has_its_half_and_nothing_of_the_other(pair: Pair, demo_mod
     whole = sum(int(entry["data_offsets"][1] - entry["data_offsets"][0]) // 4 for entry in header.values())
     assert encoder["parameters_total"] + language["parameters_total"] == whole
     assert encoder["model_fingerprint"] == language["model_fingerprint"] == fingerprint(demo_model)
+
+
+def test_the_openapi_documents_are_whole(pair: Pair) -> None:
+    for service in (pair.encoder, pair.language):
+        document = httpx.get(f"{service.url}/openapi.json", trust_env=False).json()
+        for reference in re.findall(r'"\$ref": "([^"]+)"', json.dumps(document)):
+            place = document
+            assert reference.startswith("#/")
+            for key in reference[2:].split("/"):
+                place = place[key]
 
 
 def test_every_response_has_the_request_id(pair: Pair) -> None:

@@ -33,8 +33,16 @@ def test_volatile_fields_do_not_count_but_others_do(demo_model: Path, copy: Path
 
 def test_other_weights_of_the_same_shape_are_another_checkpoint(demo_model: Path, copy: Path) -> None:
     weights = load_file(copy / "model.safetensors")
-    save_file({name: tensor + 1e-3 for name, tensor in weights.items()}, copy / "model.safetensors", {"format": "pt"})
-    assert fingerprint(copy) != fingerprint(demo_model)
+    for name in ("model.visual.merger.linear_fc2.weight", "model.language_model.norm.weight"):
+        changed = weights | {name: weights[name] + 1e-3}
+        save_file(changed, copy / "model.safetensors", {"format": "pt"})
+        assert fingerprint(copy) != fingerprint(demo_model)
+
+
+def test_a_checkpoint_without_safetensors_has_no_fingerprint(copy: Path) -> None:
+    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+    with pytest.raises(FileNotFoundError, match="safetensors"):
+        fingerprint(copy)
 
 
 def test_a_folder_without_a_configuration_is_no_checkpoint(tmp_path: Path) -> None:

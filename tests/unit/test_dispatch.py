@@ -32,8 +32,16 @@ URL = "http://127.0.0.1:9"
     ],
 )
 def test_answers_keep_blame_where_it_belongs(status: int, told: str | None, code: str) -> None:
-    body = b"<html>" if told is None else body_of(ERRORS[told]("why")).model_dump_json().encode()
+    body = b"<html>" if told is None else body_of(ERRORS[told]("why", param="messages")).model_dump_json().encode()
     assert meaning_of(status, body, None, URL).code == code
+
+
+@pytest.mark.parametrize("param", [None, "reply_to", "items.0.url"])
+def test_a_call_that_we_made_wrongly_is_not_the_clients_fault(param: str | None) -> None:
+    body = body_of(ERRORS["invalid_request"]("extra field", param=param)).model_dump_json().encode()
+    failure = meaning_of(400, body, None, URL)
+    assert failure.code == "encoder_failed"
+    assert "extra field" in failure.message
 
 
 def test_an_encoders_retry_after_is_passed_on() -> None:

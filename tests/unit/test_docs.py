@@ -50,6 +50,10 @@ def test_the_readmes_failure_table_is_the_codes() -> None:
     }
 
 
+def test_no_figure_is_left_out() -> None:
+    assert not re.search(r"@[A-Z]+@", (ROOT / "README.md").read_text())
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "CONTRIBUTING.md"])
 def test_every_file_that_a_page_names_exists(page: str) -> None:
     text = (ROOT / page).read_text()

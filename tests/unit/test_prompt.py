@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from services.language.models.generic import LanguageHalf
+from services.language.models.facts import LanguageFacts
 from services.language.prompt.conversation import Conversation
 from services.language.prompt.detokenizer import Detokenizer, StopStrings
 from services.language.prompt.expansion import check_placeholders, expand
@@ -72,9 +73,22 @@ def test_masking_gives_the_same_tokens_as_the_stock_path_elsewhere(tokenizer: An
     assert template._tokenize_masked(plain, template._special) == template.tokenize(plain)
 
 
+def test_threads_do_not_disturb_each_other(tokenizer: Any) -> None:
+    """Ordinary and masked conversations at once: neither way of tokenizing leaks into the other."""
+    template = ChatTemplate(tokenizer)
+    kinds = [conversation(text("Hello " * 20), IMAGE), conversation(text("Is <|image_pad|> here? " * 20), IMAGE)]
+    expected = [template.tokenize(kind) for kind in kinds]
+    with ThreadPoolExecutor(6) as threads:
+        for kind, ids in enumerate(threads.map(lambda number: template.tokenize(kinds[number % 2]), range(600))):
+            assert ids == expected[kind % 2]
+
+
 def test_a_template_that_refuses_is_the_requests_error() -> None:
     class Refusing:
         added_tokens_decoder: dict[int, Any] = {}  # noqa: RUF012
+
+        def encode(self, *_: object, **__: object) -> list[int]:
+            return []
 
         def apply_chat_template(self, *_: object, **__: object) -> str:
             raise RuntimeError("roles must alternate")
@@ -107,7 +121,7 @@ def test_places_and_pictures_must_correspond(ids: list[int], items: int) -> None
 
 
 def test_positions_equal_the_undivided_models(demo_model: Path) -> None:
-    half = LanguageHalf(demo_model)
+    half = LanguageFacts(demo_model)
     pad = half.placeholders["image"]
     tall, wide = MediaItem("image", 6, (1, 6, 4)), MediaItem("image", 2, (1, 2, 4))
     ids, _ = expand([1, 2, pad, 3, pad, 4, 5], [tall, wide], half.placeholders)
@@ -163,5 +177,5 @@ def test_stop_strings_cut_at_the_first_and_show_no_part_of_it(words: str, stops:
 
 
 def test_positions_are_plain_where_there_is_no_picture() -> None:
-    half = LanguageHalf(DEMO_MODEL)
+    half = LanguageFacts(DEMO_MODEL)
     assert torch.equal(half.positions([5, 6], []).ids, torch.tensor([[0, 1]]))

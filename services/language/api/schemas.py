@@ -53,7 +53,7 @@ class Message(_Request):
     """One message; media parts are for users."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], Field(max_length=1024)] | None = None
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
@@ -69,12 +69,6 @@ class StreamOptions(_Request):
 
 
 _UNSERVED: dict[str, tuple[object, ...]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -108,7 +102,7 @@ class ChatCompletionRequest(_Request):
         },
     )
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=4096)
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -118,6 +112,19 @@ class ChatCompletionRequest(_Request):
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list, max_length=4)
     stream: bool = False
     stream_options: StreamOptions | None = None
+    n: int = Field(1, ge=1, le=16)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=1024)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    # Beyond OpenAI's, as vLLM has them.
+    top_k: int = Field(0, ge=-1)
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0, le=10)
+    min_tokens: int = Field(0, ge=0)
+    stop_token_ids: list[int] = Field(default_factory=list, max_length=64)
+    ignore_eos: bool = False
     return_token_ids: bool = False
 
     @model_validator(mode="before")
@@ -133,6 +140,12 @@ class ChatCompletionRequest(_Request):
         if isinstance(present.get("stop"), str):
             present["stop"] = [present["stop"]]
         return present
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs to be true")
+        return self
 
     @property
     def token_limit(self) -> int | None:
@@ -158,9 +171,27 @@ class AnswerMessage(BaseModel):
     content: str
 
 
+class TopLogprob(BaseModel):
+    """A token's text, its bytes, and the natural logarithm of its probability before any sampling parameter is applied."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(BaseModel):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
 class _WithTokenIds(BaseModel):
     """``token_ids`` is there only where it was asked for (``return_token_ids``)."""
 
+    logprobs: ChoiceLogprobs | None = None
     token_ids: list[int] | None = None
 
     @model_serializer(mode="wrap")
@@ -175,7 +206,6 @@ class Choice(_WithTokenIds):
     index: int = 0
     message: AnswerMessage
     finish_reason: Literal["stop", "length"]
-    logprobs: None = None
 
 
 class ChatCompletion(BaseModel):
@@ -206,7 +236,6 @@ class ChunkChoice(_WithTokenIds):
     index: int = 0
     delta: Delta
     finish_reason: Literal["stop", "length"] | None = None
-    logprobs: None = None
 
 
 class ChatCompletionChunk(BaseModel):

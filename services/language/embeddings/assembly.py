@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from shared.errors import ERRORS, EmbeddingIncompatible, EncoderFailed
-from shared.identity import Grid, MediaItem
+from shared.identity import Grid, MediaItem, Modality
 from shared.wire import Buffer, Header, read_tensors
 
 
@@ -16,9 +16,10 @@ class ModelFacts(Protocol):
     """What verification needs to know of the language half."""
 
     dtype: torch.dtype
+    placeholders: dict[Modality, int]
 
     def tokens_of(self, grid: Grid | None) -> int | None:
-        """Tokens that a grid must have, or None where the family has no grid."""
+        """Tokens of an item with this grid; None if the family's items cannot have it."""
 
     def tensor_shapes(self, num_tokens: int) -> dict[str, tuple[int, int]]:
         """The tensors that a message must bring."""
@@ -45,22 +46,34 @@ class Assembler:
             raise EmbeddingIncompatible(
                 f"The embeddings come from another model (fingerprint {header.model_fingerprint}, not {self._fingerprint})."
             )
-        counted = self._facts.tokens_of(header.grid_thw)
-        if counted is not None and counted != header.num_tokens:
-            raise EmbeddingIncompatible(
-                f"Item {header.item} has {header.num_tokens} tokens, but its grid {header.grid_thw} has {counted}."
-            )
-        tensors = read_tensors(header, frames).tensors
+        self._check_geometry(header)
+        received = read_tensors(header, frames).tensors
         wanted = self._facts.tensor_shapes(header.num_tokens)
-        if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != wanted:
-            came = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        came = {name: tuple(tensor.shape) for name, tensor in received.items()}
+        if came != wanted:
             raise EmbeddingIncompatible(f"Item {header.item} brings tensors {came}; this model needs {wanted}.")
+        tensors = {name: received[name].to(self._facts.dtype) for name in wanted}
         for name, tensor in tensors.items():
+            # After the conversion, which may overflow.
             if not bool(torch.isfinite(tensor).all()):
                 raise EmbeddingIncompatible(f"Tensor {name} of item {header.item} has values that are not finite.")
         item = MediaItem(header.modality, header.num_tokens, header.grid_thw)
-        item.embeds = tensors["embeds"].to(self._facts.dtype)
-        item.deepstack = tuple(tensor.to(self._facts.dtype) for name, tensor in tensors.items() if name != "embeds")
+        item.embeds = tensors.pop("embeds")
+        item.deepstack = tuple(tensors.values())
         item.timings = dict(header.timings)
         item.set_hash(header.content_hash)
         return item
+
+    def _check_geometry(self, header: Header) -> None:
+        """Modality, token count and grid agree with each other and with the family.
+
+        Raises:
+            EmbeddingIncompatible: they do not.
+        """
+        if header.modality not in self._facts.placeholders:
+            raise EmbeddingIncompatible(f"Item {header.item} is of kind {header.modality}, which this model does not take.")
+        counted = self._facts.tokens_of(header.grid_thw)
+        if header.num_tokens < 1 or counted != header.num_tokens:
+            raise EmbeddingIncompatible(
+                f"Item {header.item} has {header.num_tokens} tokens and the grid {header.grid_thw}, which do not fit."
+            )

@@ -49,7 +49,7 @@ class Dispatcher:
             for source in media
             if source.data is not None
         }
-        headers = {REQUEST_ID_HEADER: call.request_id}
+        headers = {REQUEST_ID_HEADER: call.request_id.partition("/")[0]}
         body = call.model_dump_json()
         try:
             if files:
@@ -92,11 +92,13 @@ def meaning_of(status: int, body: bytes, retry_after: str | None, base_url: str)
             text = told.message if told else f"The encoder at {base_url} refused for load."
             return EncoderOverloaded(text, retry_after=float(retry_after) if retry_after and retry_after.isdigit() else None)
         return EncoderFailed(f"The encoder at {base_url} failed: {told.message}")
-    if isinstance(told, ClientError) and status in (400, 413, 415):
+    # Only what the client sent is the client's fault; a call that we made wrongly is not.
+    if isinstance(told, ClientError) and status in (400, 413, 415) and (told.param or "").startswith("messages"):
         return told
     if status in (413, 415):
         return InvalidMedia(f"The encoder refused the media with HTTP status {status}.")
-    return EncoderFailed(f"The encoder at {base_url} answered with HTTP status {status}.")
+    detail = f": {told.message}" if told else ""
+    return EncoderFailed(f"The encoder at {base_url} answered with HTTP status {status}{detail}")
 
 
 def reply_address(base_url: str, bound_host: str, port: int, advertised: str | None) -> str:

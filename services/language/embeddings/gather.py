@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,14 +47,16 @@ class Gatherer:
         if not media:
             return []
         began = time.perf_counter()
+        # Callers choose their request ids, and may choose the same; what a wait is known by must be its own.
+        wire_id = f"{request_id[:64]}/{uuid.uuid4().hex}"
         timeout = self._settings.embedding_timeout
         with (
             self._pool.borrow() as encoder,
-            self._receiver.expect(request_id, 0, [source.index for source in media]) as wait,
+            self._receiver.expect(wire_id, 0, [source.index for source in media]) as wait,
         ):
             try:
                 async with asyncio.timeout(timeout):
-                    await self._attempt(encoder, wait, request_id, media, token_budget, timeout)
+                    await self._attempt(encoder, wait, wire_id, media, token_budget, timeout)
             except TimeoutError as error:
                 raise EmbeddingTimeout(
                     f"{len(wait.missing)} of {len(media)} embeddings did not arrive within {timeout:g} s; "
@@ -66,13 +69,13 @@ class Gatherer:
         self,
         encoder: Encoder,
         wait: Wait,
-        request_id: str,
+        wire_id: str,
         media: Sequence[MediaSource],
         token_budget: int,
         timeout: float,
     ) -> None:
         call = EncodeRequest(
-            request_id=request_id,
+            request_id=wire_id,
             attempt=0,
             num_items=len(media),
             items=tuple(item_of(source) for source in media),

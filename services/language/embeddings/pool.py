@@ -119,6 +119,10 @@ class EncoderPool:
                 self._judge(encoder, info)
             except EpdError as error:
                 self._set(encoder, State.DOWN, error.message)
+            except Exception as error:
+                # A watcher must outlive whatever it meets, or the encoder would never be seen again.
+                _log.error("looking at an encoder failed", url=encoder.url, exc_info=error)
+                self._set(encoder, State.DOWN, f"looking at it failed ({type(error).__name__})")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(encoder.look_now.wait(), self._interval)
                 # Something just failed: give it a moment, then look sooner than usual.

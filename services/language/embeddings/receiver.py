@@ -39,14 +39,15 @@ class Wait:
 
 
 class Receiver:
-    """Owns the PULL socket. Messages are verified off the event loop, one at a time, so ZMQ's own limit bounds memory."""
+    """Owns the PULL socket. Messages are verified off the event loop, one at a time, so that little is held at once."""
 
     def __init__(self, assembler: Assembler, host: str, port: int, max_message_bytes: int, metrics: Metrics) -> None:
         self._assembler = assembler
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PULL)
+        # Both are limits of one frame and of one peer; what several peers send at once is bounded by what was asked of them.
         self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
-        self._socket.set(zmq.RCVHWM, 64)
+        self._socket.set(zmq.RCVHWM, 8)
         if ":" in host:
             self._socket.set(zmq.IPV6, 1)
         self._bind = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
@@ -88,10 +89,10 @@ class Receiver:
 
     async def _serve(self) -> None:
         while True:
-            frames = await self._socket.recv_multipart(copy=False)
-            buffers = [frame.buffer for frame in frames]
-            self._bytes.inc(sum(buffer.nbytes for buffer in buffers))
             try:
+                frames = await self._socket.recv_multipart(copy=False)
+                buffers = [frame.buffer for frame in frames]
+                self._bytes.inc(sum(buffer.nbytes for buffer in buffers))
                 outcome = await self._handle(buffers)
             except Exception as error:
                 outcome = "malformed"

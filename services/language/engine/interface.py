@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from services.language.models.generic import Positions
+    from services.language.models.facts import Positions
     from shared.identity import MediaItem
 
 FinishReason = Literal["stop", "length"]
@@ -32,13 +32,28 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen. ``temperature`` 0 is greedy. A seeded request always gives the same tokens."""
+    """How tokens are chosen.
+
+    ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 leave all tokens in. ``repetition_penalty`` covers
+    prompt and answer (Keskar et al., 2019), ``presence_penalty`` and ``frequency_penalty`` the answer (OpenAI's definition). A
+    request with a ``seed`` gives the same tokens whatever it is batched with. ``stop_token_ids`` end the answer, but not before
+    ``min_tokens``. ``logprobs`` asks for that many alternatives beside each chosen token's log-probability, before any of the
+    above is applied.
+    """
 
     max_tokens: int
+    min_tokens: int = 0
     temperature: float = 1.0
+    top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int | None = None
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +66,48 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log-probability of the chosen token, and of the most likely ones as ``(token id, log-probability)``."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
-    """One generated token; the last one carries the reason why it is the last."""
+    """One generated token; the last one carries the reason why it is the last.
+
+    ``cached_tokens`` counts the prompt's tokens that needed no computation; it is told with the first token.
+    """
 
     token_id: int
     finish_reason: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Sequences that the engine computes now, and those that wait for their turn."""
+    """How busy an engine is. Blocks are of the key/value pool; prefix tokens are counted since the start."""
 
     running: int
     waiting: int
+    blocks_used: int = 0
+    blocks_total: int = 0
+    prefix_tokens_asked: int = 0
+    prefix_tokens_found: int = 0
+    preemptions: int = 0
 
 
 class Engine(Protocol):
     """An engine runs beside the event loop and never blocks it."""
 
-    def start(self) -> None:
-        """Begins to serve; called once, on the event loop."""
+    async def start(self) -> None:
+        """Returns when the engine takes requests.
+
+        Raises:
+            EngineStartError: it never will, with the reason in a sentence.
+        """
 
     async def stop(self) -> None:
         """Ends serving and frees everything; running requests end with an error."""
@@ -80,9 +117,20 @@ class Engine(Protocol):
 
         Closing or abandoning the iterator cancels the request within one step and frees what it holds.
 
-        Raises:
-            EngineOverloaded: the queue is full (raised here, not by the iterator).
+        Raises (here, not by the iterator):
+            EngineOverloaded: the queue is full, or the engine is being restarted.
+            InvalidRequest: the request could never fit, with the numbers.
         """
+
+    def ready(self) -> bool:
+        """Whether requests are taken now."""
+
+    def parameters(self) -> dict[str, int]:
+        """Numbers of parameters by module, once started."""
 
     def load(self) -> Load:
         """How busy the engine is."""
+
+
+class EngineStartError(RuntimeError):
+    """The engine cannot serve this model, or cannot start; the message says why."""

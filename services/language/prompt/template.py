@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import secrets
 from typing import Any
@@ -15,6 +16,9 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        # Splitting special tokens is a state of the tokenizer, which threads share: each way has an instance of its own.
+        self._literal = copy.deepcopy(tokenizer)
+        self._literal.encode("", split_special_tokens=True)
         specials = {str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special_ids: dict[str, int] = specials
         longest_first = sorted(specials, key=len, reverse=True)
@@ -30,7 +34,8 @@ class ChatTemplate:
         """
         if self._special is not None and any(self._special.search(text) for text in conversation.texts()):
             return self._tokenize_masked(conversation, self._special)
-        return self._encode(self._render(conversation.messages))
+        ids: list[int] = self._tokenizer.encode(self._render(conversation.messages), add_special_tokens=False)
+        return ids
 
     def _render(self, messages: list[dict[str, Any]]) -> str:
         try:
@@ -38,10 +43,6 @@ class ChatTemplate:
         except Exception as error:  # a template is a program of the checkpoint's; whatever it raises is about the messages
             raise InvalidRequest(f"The model's chat template refuses these messages: {error}", param="messages") from error
         return rendered
-
-    def _encode(self, text: str, split_special_tokens: bool = False) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split_special_tokens)
-        return ids
 
     def _tokenize_masked(self, conversation: Conversation, special: re.Pattern[str]) -> list[int]:
         """Masks spelled-out special tokens while the template renders, so that only the template's own are split at."""
@@ -69,5 +70,5 @@ class ChatTemplate:
             if piece in self._special_ids:
                 ids.append(self._special_ids[piece])
             elif piece:
-                ids.extend(self._encode(unmask(piece), split_special_tokens=True))
+                ids.extend(self._literal.encode(unmask(piece), add_special_tokens=False, split_special_tokens=True))
         return ids

@@ -1,133 +1,238 @@
-"""A plain engine: one thread that gives each running sequence a step in turn."""
+"""The engine as the language service sees it: a process of its own, watched and restarted."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections import deque
+import itertools
+import shutil
+import sys
+import tempfile
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
-import torch
-from transformers import Cache
+import msgspec
+import zmq
+import zmq.asyncio
 
-from services.language.engine.interface import EngineRequest, FinishReason, Load, Step
-from services.language.engine.torch.sampling import new_generator, sample
-from services.language.models.generic import LanguageHalf
-from shared.errors import EngineOverloaded, EpdError, InternalError
+from services.language.engine.interface import EngineRequest, EngineStartError, Load, Step
+from services.language.engine.torch.messages import (
+    Cancel,
+    Config,
+    Outcomes,
+    Ready,
+    Refused,
+    decode_from_engine,
+    encode,
+    submission,
+)
+from shared.errors import EngineOverloaded, InternalError, InvalidRequest
 from shared.telemetry import get_logger
 
 _log = get_logger("engine")
 
+_LONGEST_PAUSE = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How the embedded engine runs; ``kv_cache_memory`` is in bytes, 0 for as much as is useful and there."""
+
+    folder: Path
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 1
+    block_size: int = 16
+    kv_cache_memory: int = 0
+    max_running: int = 64
+    max_batch_tokens: int = 1024
+    max_queue: int = 1024
+    log_level: str = "info"
+    log_format: str = "text"
+
+    def config(self, endpoint: str) -> Config:
+        """What the process is told."""
+        shared = {name: getattr(self, name) for name in Config.__struct_fields__ if name not in ("endpoint", "folder")}
+        return Config(endpoint=endpoint, folder=str(self.folder), **shared)
+
 
 @dataclass(eq=False)
-class _Sequence:
-    """One request on its way through the engine; ``cache`` is None until it is prefilled."""
+class _Answer:
+    """The tokens of one request on their way to whoever asked."""
 
-    request: EngineRequest
-    generator: torch.Generator
     steps: asyncio.Queue[Step | Exception] = field(default_factory=asyncio.Queue)
-    cache: Cache | None = None
-    last: int = 0
-    produced: int = 0
-    cancelled: threading.Event = field(default_factory=threading.Event)
 
 
 class TorchEngine:
-    """Sequences take turns, one token each, so that a long answer does not hold up a short one."""
+    """Owns the engine's process and the socket to it. A process that dies ends its requests with an error and is replaced."""
 
-    def __init__(self, model: LanguageHalf, max_queue: int) -> None:
-        self._model = model
-        self._max_queue = max_queue
-        self._waiting: deque[_Sequence] = deque()
-        self._running: list[_Sequence] = []
-        self._changed = threading.Condition()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
+    def __init__(self, options: EngineOptions) -> None:
+        self._options = options
+        self._context = zmq.asyncio.Context()
+        self._folder = Path(tempfile.mkdtemp(prefix="epd-engine-"))
+        self._numbers = itertools.count()
+        self._answers: dict[int, _Answer] = {}
+        self._socket: zmq.asyncio.Socket | None = None
+        self._info: Ready | None = None
+        self._load = Load(0, 0)
+        self._keeper: asyncio.Task[None] | None = None
+        self.restarts = 0
 
-    def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._thread.start()
+    async def start(self) -> None:
+        process, socket = await self._launch()
+        self._keeper = asyncio.create_task(self._keep(process, socket), name="engine keeper")
 
     async def stop(self) -> None:
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        self._end_all("The engine is stopping.")
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def ready(self) -> bool:
+        return self._socket is not None
+
+    def parameters(self) -> dict[str, int]:
+        return {} if self._info is None else self._info.parameters
 
     def load(self) -> Load:
-        return Load(running=len(self._running), waiting=len(self._waiting))
+        return self._load
 
     def submit(self, request: EngineRequest) -> AsyncIterator[Step]:
-        sequence = _Sequence(request, new_generator(request.sampling.seed))
-        with self._changed:
-            if len(self._waiting) + len(self._running) >= self._max_queue:
-                raise EngineOverloaded(f"The engine has {self._max_queue} requests already; that is all it takes.")
-            self._waiting.append(sequence)
-            self._changed.notify()
-        return self._steps(sequence)
+        if self._socket is None or self._info is None:
+            raise EngineOverloaded("The engine is being restarted.")
+        if len(self._answers) >= self._options.max_queue:
+            raise EngineOverloaded(f"The engine has {len(self._answers)} requests already; that is all it takes.")
+        needed = len(request.prompt.token_ids) + request.sampling.max_tokens
+        if needed > self._info.capacity:
+            raise InvalidRequest(
+                f"The prompt has {len(request.prompt.token_ids)} tokens and the answer up to {request.sampling.max_tokens}, "
+                f"together {needed}; the engine's memory holds {self._info.capacity}."
+            )
+        number = next(self._numbers)
+        answer = self._answers[number] = _Answer()
+        self._send(submission(number, request))
+        return self._steps(number, answer)
 
-    async def _steps(self, sequence: _Sequence) -> AsyncIterator[Step]:
+    async def _steps(self, number: int, answer: _Answer) -> AsyncIterator[Step]:
         try:
             while True:
-                step = await sequence.steps.get()
+                step = await answer.steps.get()
                 if isinstance(step, Exception):
                     raise step
                 yield step
                 if step.finish_reason is not None:
                     return
         finally:
-            sequence.cancelled.set()
+            if self._answers.pop(number, None) is not None:
+                self._send([encode(Cancel(number))])
 
-    # ------------------------------------------------------------------------------------------- the engine's thread
+    def _send(self, frames: list[object]) -> None:
+        """The queue to the process has no bound of its own; ``max_queue`` bounds it."""
+        if self._socket is not None:
+            self._socket.send_multipart(frames, copy=False)
 
-    def _serve(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopping or self._waiting or self._running)
-                if self._stopping:
-                    break
-                self._running.extend(self._waiting)
-                self._waiting.clear()
-            self._running = [sequence for sequence in self._running if self._advance(sequence)]
-        for sequence in (*self._running, *self._waiting):
-            self._deliver(sequence, InternalError("The engine is stopping."))
+    # ------------------------------------------------------------------------------------------- the process's life
 
-    def _advance(self, sequence: _Sequence) -> bool:
-        """One step of one sequence; False when it has ended. A failure ends this sequence only."""
-        if sequence.cancelled.is_set():
-            return False
+    async def _launch(self) -> tuple[Process, zmq.asyncio.Socket]:
+        """Starts a process and returns when it serves.
+
+        Raises:
+            EngineStartError: it refused, or ended.
+        """
+        endpoint = f"ipc://{self._folder}/{next(self._numbers)}"
+        socket = self._context.socket(zmq.PAIR)
+        socket.set(zmq.SNDHWM, 0)
+        socket.set(zmq.RCVHWM, 0)
+        socket.bind(endpoint)
+        config = msgspec.json.encode(self._options.config(endpoint)).decode()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "services.language.engine.torch.worker", config, stdin=PIPE
+        )
+        first = asyncio.ensure_future(socket.recv())
+        ended = asyncio.create_task(process.wait())
         try:
-            step = self._step(sequence)
-        except Exception as error:
-            if not isinstance(error, EpdError):
-                _log.error("engine step failed", request_id=sequence.request.request_id, exc_info=error)
-            self._deliver(sequence, error)
-            return False
-        self._deliver(sequence, step)
-        return step.finish_reason is None
+            await asyncio.wait([first, ended], return_when=asyncio.FIRST_COMPLETED)
+            message = decode_from_engine(first.result()) if first.done() else None
+        except asyncio.CancelledError:
+            await _terminate(process)
+            raise
+        finally:
+            ended.cancel()
+            first.cancel()
+        if isinstance(message, Ready):
+            self._info, self._socket = message, socket
+            return process, socket
+        socket.close(linger=0)
+        await _terminate(process)
+        reason = message.reason if isinstance(message, Refused) else f"its process ended with status {process.returncode}"
+        raise EngineStartError(f"The engine cannot start: {reason}")
 
-    def _step(self, sequence: _Sequence) -> Step:
-        prompt, sampling = sequence.request.prompt, sequence.request.sampling
-        if sequence.cache is None:
-            sequence.cache = self._model.new_cache()
-            spans = [(span.start, span.item) for span in prompt.spans]
-            logits = self._model.prefill(prompt.token_ids, prompt.positions, spans, sequence.cache)
-        else:
-            position = prompt.positions.following + sequence.produced - 1
-            logits = self._model.decode(sequence.last, position, sequence.cache)
-        sequence.last = sample(logits, sampling, sequence.generator)
-        sequence.produced += 1
-        reason: FinishReason | None = None
-        if sequence.last in sampling.stop_token_ids:
-            reason = "stop"
-        elif sequence.produced >= sampling.max_tokens:
-            reason = "length"
-        return Step(sequence.last, reason)
+    async def _keep(self, process: Process, socket: zmq.asyncio.Socket) -> None:
+        """Serves one process after another until cancelled."""
+        try:
+            while True:
+                receiving = asyncio.create_task(self._receive(socket))
+                ended = asyncio.create_task(process.wait())
+                try:
+                    await asyncio.wait([receiving, ended], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    receiving.cancel()
+                    ended.cancel()
+                    await asyncio.gather(receiving, return_exceptions=True)
+                self._socket = None
+                socket.close(linger=0)
+                await _terminate(process)
+                _log.error("engine process ended", status=process.returncode, requests=len(self._answers))
+                self._end_all("The engine's process ended unexpectedly; it is being restarted.")
+                process, socket = await self._relaunch()
+        finally:
+            self._socket = None
+            await _terminate(process)
 
-    def _deliver(self, sequence: _Sequence, step: Step | Exception) -> None:
-        assert self._loop is not None
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(sequence.steps.put_nowait, step)
+    async def _relaunch(self) -> tuple[Process, zmq.asyncio.Socket]:
+        pause = 0.1
+        while True:
+            self.restarts += 1
+            try:
+                return await self._launch()
+            except EngineStartError as error:
+                _log.error("engine does not come back", reason=str(error), pause=pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            message = decode_from_engine(await socket.recv())
+            assert isinstance(message, Outcomes)
+            self._load = message.load
+            for outcome in message.outcomes:
+                answer = self._answers.get(outcome.number)
+                if answer is None:
+                    continue  # cancelled meanwhile
+                if outcome.step is None:
+                    del self._answers[outcome.number]
+                    answer.steps.put_nowait(InternalError(f"The engine failed: {outcome.failure}."))
+                    continue
+                if outcome.step.finish_reason is not None:
+                    del self._answers[outcome.number]
+                answer.steps.put_nowait(outcome.step)
+
+    def _end_all(self, reason: str) -> None:
+        for answer in self._answers.values():
+            answer.steps.put_nowait(InternalError(reason))
+        self._answers.clear()
+        self._load = Load(0, 0)
+
+
+async def _terminate(process: Process) -> None:
+    """Ends a process for sure: closes its standard input, which it obeys, and kills it if it does not."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        await asyncio.wait_for(process.wait(), 3)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,153 @@
+"""What the language service and its engine process say to each other: one msgpack frame, then one raw frame a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+from torch import Tensor
+
+from services.language.engine.interface import EngineRequest, Load, Prompt, Sampling, Span, Step
+from services.language.engine.torch.core import Failure
+from services.language.models.facts import Positions
+from shared.identity import MediaItem
+from shared.wire import DTYPES, Buffer, frame_of
+
+
+class Config(msgspec.Struct, frozen=True):
+    """How an engine process is started. ``kv_cache_memory`` is in bytes, 0 for as much as is useful and there."""
+
+    endpoint: str
+    folder: str
+    device: str
+    dtype: str
+    threads: int
+    block_size: int
+    kv_cache_memory: int
+    max_running: int
+    max_batch_tokens: int
+    log_level: str
+    log_format: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The process serves. ``capacity`` is in tokens of one sequence."""
+
+    parameters: dict[str, int]
+    capacity: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The process cannot serve this model, and ends."""
+
+    reason: str
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a step brought for one sequence."""
+
+    number: int
+    step: Step | None = None
+    failure: str | None = None
+
+
+class Outcomes(msgspec.Struct, frozen=True, tag=True):
+    """What a step brought, and how busy the engine is after it."""
+
+    outcomes: list[Outcome]
+    load: Load
+
+
+class Picture(msgspec.Struct, frozen=True):
+    """A span whose tensors follow as frames: embeddings, then deepstack levels, each ``(num_tokens, hidden)``."""
+
+    start: int
+    num_tokens: int
+    content_hash: str
+    dtype: str
+    levels: int
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """A new sequence. The first frame after it is its positions, ``(axes, tokens)`` int64."""
+
+    number: int
+    request_id: str
+    token_ids: list[int]
+    following: int
+    sampling: Sampling
+    pictures: list[Picture]
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """The sequence is not wanted any more."""
+
+    number: int
+
+
+ToEngine = Submit | Cancel
+FromEngine = Ready | Refused | Outcomes
+
+_encoder = msgspec.msgpack.Encoder
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """The first frame of a message."""
+    return _encoder().encode(message)
+
+
+def decode_to_engine(frame: Buffer) -> ToEngine:
+    return _to_engine.decode(frame)
+
+
+def decode_from_engine(frame: Buffer) -> FromEngine:
+    return _from_engine.decode(frame)
+
+
+def submission(number: int, request: EngineRequest) -> list[Buffer]:
+    """The frames of a new sequence."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    prompt = request.prompt
+    frames: list[Buffer] = [frame_of(prompt.positions.ids)]
+    pictures = []
+    for span in prompt.spans:
+        item = span.item
+        assert item.embeds is not None
+        pictures.append(Picture(span.start, item.num_tokens, item.content_hash, names[item.embeds.dtype], len(item.deepstack)))
+        frames += [frame_of(item.embeds), *(frame_of(level) for level in item.deepstack)]
+    head = Submit(number, request.request_id, prompt.token_ids, prompt.positions.following, request.sampling, pictures)
+    return [encode(head), *frames]
+
+
+def request_of(head: Submit, frames: Sequence[Buffer]) -> EngineRequest:
+    """The sequence in a submission; its tensors are views of the frames."""
+    waiting = iter(frames)
+
+    def tensor(dtype: torch.dtype, rows: int) -> Tensor:
+        return torch.frombuffer(next(waiting), dtype=dtype).view(rows, -1)
+
+    count = len(head.token_ids)
+    positions = Positions(torch.frombuffer(next(waiting), dtype=torch.int64).view(-1, count), head.following)
+    spans = []
+    for picture in head.pictures:
+        dtype = DTYPES[picture.dtype]
+        item = MediaItem("image", picture.num_tokens)
+        item.set_hash(picture.content_hash)
+        item.embeds = tensor(dtype, picture.num_tokens)
+        item.deepstack = tuple(tensor(dtype, picture.num_tokens) for _ in range(picture.levels))
+        spans.append(Span(picture.start, item))
+    return EngineRequest(head.request_id, Prompt(head.token_ids, positions, tuple(spans)), head.sampling)
+
+
+def outcomes_of(results: dict[int, Step | Failure], load: Load) -> Outcomes:
+    """A step's results as they travel."""
+    return Outcomes(
+        [
+            Outcome(number, failure=result.message) if isinstance(result, Failure) else Outcome(number, step=result)
+            for number, result in results.items()
+        ],
+        load,
+    )

@@ -1,0 +1,177 @@
+"""Runs the language half over the tokens of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.language.engine.interface import EngineStartError
+from services.language.engine.torch.attention import NAME, KVPool, LayerShape, Probe, PromptPart, Step, register
+from services.language.engine.torch.scheduler import Chunk
+from services.language.engine.torch.sequence import Sequence
+from services.language.models.facts import position_axes
+from shared.checkpoint import count_parameters, pick_device, pick_dtype
+from shared.halves import load_half
+
+
+class Runner:
+    """The model and its pool. Everything here blocks, and is called from one thread."""
+
+    def __init__(self, folder: Path, device: str, dtype: str, block_size: int) -> None:
+        register()
+        self.device = pick_device(device)
+        self.dtype = pick_dtype(dtype, self.device)
+        self._model: Any = load_half(folder, "language", self.device, self.dtype)
+        self._decoder: Any = self._model.get_decoder()
+        self._decoder.config._attn_implementation = NAME
+        self._axes = position_axes(self._model.config)
+        self._block_size = block_size
+        self.shapes = self._probe()
+        self.pool: KVPool | None = None
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that the model was made for."""
+        return int(self._decoder.config.max_position_embeddings)
+
+    def parameters(self) -> dict[str, int]:
+        """Numbers of parameters by module."""
+        return count_parameters(self._model.named_parameters())
+
+    def bytes_per_token(self) -> int:
+        """Bytes that one token takes in the pool."""
+        return sum(shape.numbers for shape in self.shapes.values()) * self.dtype.itemsize
+
+    def allocate(self, num_blocks: int) -> None:
+        """Allocates the pool, once."""
+        self.pool = KVPool(self.shapes, num_blocks, self._block_size, self.dtype, self.device)
+
+    def _probe(self) -> dict[int, LayerShape]:
+        """Sends one token through the model to learn what each layer stores.
+
+        Raises:
+            EngineStartError: a layer does not attend through transformers' interface, so it cannot be paged.
+        """
+        probe = Probe()
+        none = torch.zeros(0, dtype=torch.long)
+        step = Step(probe, none, none.view(0, 0), none, [])
+        try:
+            self._forward(torch.zeros(1, dtype=torch.long), torch.zeros(self._axes, 1, dtype=torch.long), step, {})
+        except (NotImplementedError, TypeError) as error:
+            raise EngineStartError(f"{self._model.config.model_type} cannot run on the paged engine: {error}") from error
+        layers: int = self._decoder.config.num_hidden_layers
+        if len(probe.shapes) != layers:
+            raise EngineStartError(
+                f"{self._model.config.model_type} cannot run on the paged engine: only {len(probe.shapes)} of its {layers} "
+                "layers attend over keys and values (others may be recurrent or linear)"
+            )
+        return probe.shapes
+
+    @torch.inference_mode()
+    def run(self, chunks: List[Chunk]) -> Tensor:
+        """Computes the chunks, single tokens first; logits ``(n, vocabulary)`` float32 of those that complete, in order."""
+        assert self.pool is not None
+        ids = torch.tensor([token for chunk in chunks for token in chunk.sequence.tokens[chunk.start : chunk.end]])
+        positions = torch.cat([self._positions(chunk) for chunk in chunks], dim=1)
+        rows, at = [], 0
+        for chunk in chunks:
+            at += chunk.end - chunk.start
+            if chunk.completes:
+                rows.append(at - 1)
+        hidden = self._forward(ids, positions, self._step(chunks), self._pictures(chunks))
+        if not rows:
+            return hidden.new_zeros(0, 0, dtype=torch.float32)
+        if len(rows) < hidden.shape[0]:
+            hidden = hidden[torch.tensor(rows, device=self.device)]
+        logits: Tensor = self._model.lm_head(hidden)
+        return logits.float()
+
+    def _forward(self, ids: Tensor, positions: Tensor, step: Step, pictures: dict[str, Any]) -> Tensor:
+        """Hidden states ``(tokens, hidden)`` of the packed row."""
+        embeds = self._decoder.get_input_embeddings()(ids.to(self.device)).unsqueeze(0)
+        parts: list[tuple[int, int, Tensor]] = pictures.get("parts", [])
+        extra: dict[str, Any] = {}
+        if parts:
+            mask = torch.zeros(1, ids.shape[0], dtype=torch.bool, device=self.device)
+            for first, last, rows in parts:
+                embeds[0, first:last] = rows.to(self.device, self.dtype)
+                mask[0, first:last] = True
+            if pictures["levels"]:
+                deep = [torch.cat(level).to(self.device, self.dtype) for level in pictures["levels"]]
+                extra = {"visual_pos_masks": mask, "deepstack_visual_embeds": deep}
+        at = positions.to(self.device)
+        output = self._decoder(
+            inputs_embeds=embeds,
+            position_ids=at.unsqueeze(1) if self._axes > 1 else at,
+            use_cache=False,
+            return_dict=True,
+            step=step,
+            **extra,
+        )
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def _positions(self, chunk: Chunk) -> Tensor:
+        """``(axes, tokens)``: the prompt's own, then one more for each token of the answer."""
+        known = chunk.sequence.request.prompt.positions
+        length = chunk.sequence.prompt_length
+        if chunk.start >= length:
+            following = known.following - length
+            return torch.arange(following + chunk.start, following + chunk.end).expand(self._axes, -1)
+        inside = known.ids[:, chunk.start : min(chunk.end, length)].expand(self._axes, -1)
+        if chunk.end <= length:
+            return inside
+        after = torch.arange(known.following, known.following + chunk.end - length).expand(self._axes, -1)
+        return torch.cat([inside, after], dim=1)
+
+    def _pictures(self, chunks: List[Chunk]) -> dict[str, Any]:
+        """The parts of pictures in the row: places and rows of embeddings, and the deepstack rows by level, in order."""
+        parts: list[tuple[int, int, Tensor]] = []
+        levels: list[list[Tensor]] = []
+        at = 0
+        for chunk in chunks:
+            for first, last, offset, item in chunk.sequence.pictures_between(chunk.start, chunk.end):
+                assert item.embeds is not None
+                rows = slice(offset, offset + last - first)
+                parts.append((at + first - chunk.start, at + last - chunk.start, item.embeds[rows]))
+                levels = levels or [[] for _ in item.deepstack]
+                for level, deep in zip(levels, item.deepstack, strict=True):
+                    level.append(deep[rows])
+            at += chunk.end - chunk.start
+        return {"parts": parts, "levels": levels}
+
+    def _step(self, chunks: List[Chunk]) -> Step:
+        """Where the row's tokens go in the pool, and what they look at."""
+        assert self.pool is not None
+        size = self._block_size
+        slots: list[int] = []
+        decoding: list[Sequence] = []
+        parts: list[PromptPart] = []
+        at = 0
+        for chunk in chunks:
+            blocks = chunk.sequence.blocks
+            slots += [blocks[place // size] * size + place % size for place in range(chunk.start, chunk.end)]
+            count = chunk.end - chunk.start
+            if count == 1:
+                decoding.append(chunk.sequence)
+            else:
+                held = torch.tensor(blocks[: -(-chunk.end // size)], device=self.device)
+                parts.append(PromptPart(at, at + count, chunk.end, held))
+            at += count
+        lengths = [sequence.computed + 1 for sequence in decoding]
+        width = max((-(-length // size) for length in lengths), default=0)
+        tables = torch.zeros(len(decoding), width, dtype=torch.long)
+        for row, sequence in enumerate(decoding):
+            held_blocks = sequence.blocks[: -(-lengths[row] // size)]
+            tables[row, : len(held_blocks)] = torch.tensor(held_blocks)
+        return Step(
+            self.pool,
+            torch.tensor(slots, device=self.device),
+            tables.to(self.device),
+            torch.tensor(lengths, dtype=torch.long, device=self.device),
+            parts,
+        )

@@ -1,0 +1,112 @@
+"""The engine's process (``python -m services.language.engine.torch.worker CONFIG``), started by ``TorchEngine``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import torch
+import zmq
+
+from services.language.engine.interface import EngineStartError
+from services.language.engine.torch.core import EngineCore, Failure
+from services.language.engine.torch.messages import (
+    Config,
+    Ready,
+    Refused,
+    Submit,
+    decode_to_engine,
+    encode,
+    outcomes_of,
+    request_of,
+)
+from services.language.engine.torch.runner import Runner
+from shared.telemetry import configure_logging, get_logger
+
+_log = get_logger("engine")
+
+_MOST_CPU_POOL = 4 * 2**30
+
+
+def main() -> None:
+    config = msgspec.json.decode(sys.argv[1], type=Config)
+    # The terminal's Ctrl-C goes to the whole group; when to end is for the service to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    configure_logging(config.log_level, config.log_format)
+    torch.set_num_threads(config.threads)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        socket.set(zmq.SNDHWM, 0)
+        socket.set(zmq.RCVHWM, 0)
+        socket.connect(config.endpoint)
+        try:
+            runner = Runner(Path(config.folder), config.device, config.dtype, config.block_size)
+            blocks = num_blocks(runner, config)
+            core = EngineCore(runner, blocks, config.block_size, config.max_running, config.max_batch_tokens)
+        except (EngineStartError, ValueError, OSError) as error:
+            _log.error("engine cannot start", reason=str(error))
+            socket.send(encode(Refused(str(error))))
+            return
+        _log.info("engine ready", device=str(runner.device), dtype=str(runner.dtype), kv_blocks=blocks)
+        socket.send(encode(Ready(runner.parameters(), core.capacity)))
+        serve(core, socket)
+
+
+def serve(core: EngineCore, socket: zmq.Socket[bytes]) -> None:
+    """Steps as long as there is work; between steps, takes in what arrived."""
+    while True:
+        if not core.has_work():
+            # The last steps' load is out of date where cancelling ended the work.
+            socket.send(encode(outcomes_of({}, core.load())))
+            socket.poll()
+        while socket.poll(0):
+            frames = socket.recv_multipart(copy=False)
+            message = decode_to_engine(frames[0].buffer)
+            if isinstance(message, Submit):
+                core.add(message.number, request_of(message, [frame.buffer for frame in frames[1:]]))
+            else:
+                core.cancel(message.number)
+        if not core.has_work():
+            continue
+        results = core.step()
+        for number, result in results.items():
+            if isinstance(result, Failure):
+                _log.error("sequence failed", number=number, reason=result.message)
+        socket.send(encode(outcomes_of(results, core.load())))
+
+
+def num_blocks(runner: Runner, config: Config) -> int:
+    """Blocks of the pool: as configured, or as many as all running sequences could use, as far as memory allows."""
+    per_block = runner.bytes_per_token() * config.block_size
+    memory = config.kv_cache_memory
+    if not memory:
+        context: int = runner.context_length
+        useful = config.max_running * -(-context // config.block_size) * per_block
+        memory = min(useful, _free_memory(runner.device))
+    if memory < per_block:
+        raise EngineStartError(f"a pool of {memory} bytes holds no block of {per_block} bytes; raise EPD_KV_CACHE_MEMORY")
+    return memory // per_block
+
+
+def _free_memory(device: torch.device) -> int:
+    """Bytes that the pool may take: most of a GPU's free memory, or a share of the machine's."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * 0.85)
+    pages: int = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(_MOST_CPU_POOL, pages // 4)
+
+
+def _end_with_parent() -> None:
+    """Standard input is a pipe that the service holds open; when it closes, however the service ended, so does this process."""
+    while sys.stdin.buffer.read(1):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""What any engine promises (``engine/interface.py``). Another engine joins by a line in ``ENGINES``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+
+from services.language.engine.interface import Engine, EngineRequest, EngineStartError, Prompt, Sampling, Span, Step
+from services.language.engine.torch.engine import EngineOptions, TorchEngine
+from services.language.models.facts import LanguageFacts
+from shared.errors import EngineOverloaded, EpdError, InternalError, InvalidRequest
+from shared.identity import MediaItem
+from tests.processes import DEMO_MODEL
+
+OPTIONS = EngineOptions(DEMO_MODEL, max_queue=8, max_running=4, kv_cache_memory=2048 * 16 * 200, log_level="error")
+ENGINES: dict[str, Callable[[], Engine]] = {"torch": lambda: TorchEngine(OPTIONS)}
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def facts() -> LanguageFacts:
+    return LanguageFacts(DEMO_MODEL)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
+    made = ENGINES[request.param]()
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+def hello(facts: LanguageFacts, words: str = "Hello!", **sampling: Any) -> EngineRequest:
+    ids = facts.tokenizer.encode(f"<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\n")
+    given = {"max_tokens": 32, "temperature": 0, "stop_token_ids": facts.eos_ids, **sampling}
+    return EngineRequest("r", Prompt(ids, facts.positions(ids, [])), Sampling(**given))
+
+
+async def tokens(engine: Engine, request: EngineRequest) -> list[Step]:
+    async with aclosing(engine.submit(request)) as steps:  # type: ignore[type-var]
+        return [step async for step in steps]
+
+
+async def until(condition: Callable[[], bool], timeout: float = 5) -> None:
+    async with asyncio.timeout(timeout):
+        while not condition():  # noqa: ASYNC110  (another process decides)
+            await asyncio.sleep(0.005)
+
+
+async def test_an_answer_ends_with_its_reason(engine: Engine, facts: LanguageFacts) -> None:
+    steps = await tokens(engine, hello(facts))
+    assert [step.finish_reason for step in steps[:-1]] == [None] * (len(steps) - 1)
+    assert steps[-1].finish_reason == "stop"
+    assert steps[-1].token_id in facts.eos_ids
+    assert facts.tokenizer.decode([step.token_id for step in steps[:-1]]).startswith("Hello!")
+    short = await tokens(engine, hello(facts, max_tokens=3))
+    assert [step.token_id for step in short] == [step.token_id for step in steps[:3]]
+    assert short[-1].finish_reason == "length"
+
+
+async def test_many_at_once_are_each_answered_as_if_alone(engine: Engine, facts: LanguageFacts) -> None:
+    words = ["Hello!", "Who are you?", "Thank you.", "Say yes.", "Goodbye.", "Say no.", "Hi"]
+    alone = [await tokens(engine, hello(facts, word)) for word in words]
+    together = await asyncio.gather(*(tokens(engine, hello(facts, word)) for word in words))
+    for one, other in zip(alone, together, strict=True):
+        assert [step.token_id for step in one] == [step.token_id for step in other]
+
+
+async def test_seeds_decide_whatever_else_runs(engine: Engine, facts: LanguageFacts) -> None:
+    wild = hello(facts, temperature=1.5, seed=3, max_tokens=24, stop_token_ids=frozenset())
+    alone = [step.token_id for step in await tokens(engine, wild)]
+    others = [hello(facts, "Who are you?", temperature=1.0, seed=seed) for seed in range(5)]
+    crowd = await asyncio.gather(*(tokens(engine, other) for other in others), tokens(engine, wild))
+    assert [step.token_id for step in crowd[-1]] == alone
+
+
+async def test_logprobs_come_only_where_asked_for(engine: Engine, facts: LanguageFacts) -> None:
+    plain, asked = await tokens(engine, hello(facts)), await tokens(engine, hello(facts, logprobs=2))
+    assert all(step.logprobs is None for step in plain)
+    for step in asked:
+        assert step.logprobs is not None
+        assert step.logprobs.top[0] == (step.token_id, pytest.approx(step.logprobs.logprob))
+        assert len(step.logprobs.top) == 2
+
+
+async def test_a_repeated_prompt_is_found_in_the_cache(engine: Engine, facts: LanguageFacts) -> None:
+    request = hello(facts, "How many pictures can I send? " * 8)
+    first, second = await tokens(engine, request), await tokens(engine, request)
+    assert [step.token_id for step in first] == [step.token_id for step in second]
+    assert second[0].cached_tokens >= len(request.prompt.token_ids) - 17
+    assert all(step.cached_tokens == 0 for step in second[1:])
+
+
+async def test_leaving_early_frees_everything_within_a_step(engine: Engine, facts: LanguageFacts) -> None:
+    endless = hello(facts, max_tokens=1500, stop_token_ids=frozenset())
+    leaving = [engine.submit(endless) for _ in range(4)]
+    for steps in leaving:
+        await anext(steps)
+    assert engine.load().running == 4
+    for steps in leaving:
+        await steps.aclose()  # type: ignore[attr-defined]
+    await until(lambda: engine.load().running == engine.load().waiting == engine.load().blocks_used == 0, 1)
+
+
+async def test_a_full_queue_refuses_at_once(engine: Engine, facts: LanguageFacts) -> None:
+    endless = hello(facts, max_tokens=1500, stop_token_ids=frozenset())
+    accepted = [engine.submit(endless) for _ in range(8)]
+    try:
+        with pytest.raises(EngineOverloaded):
+            engine.submit(endless)
+        await anext(accepted[0])
+        await until(lambda: engine.load().waiting == 4)
+    finally:
+        for steps in accepted:
+            # One that was never begun is begun, so that it can be left.
+            await anext(steps)
+            await steps.aclose()  # type: ignore[attr-defined]
+    assert (await tokens(engine, hello(facts)))[-1].finish_reason == "stop"
+
+
+async def test_what_could_never_fit_is_refused_with_the_numbers(engine: Engine, facts: LanguageFacts) -> None:
+    with pytest.raises(InvalidRequest, match="3200"):
+        engine.submit(hello(facts, max_tokens=100_000))
+
+
+async def test_numbers_that_are_not_finite_end_one_sequence_only(engine: Engine, facts: LanguageFacts) -> None:
+    item = MediaItem("image", 4, (1, 4, 4))
+    item.set_hash("ab" * 16)
+    item.embeds = torch.full((4, 128), float("nan"))
+    item.deepstack = (torch.zeros(4, 128), torch.zeros(4, 128))
+    ids = [1, 2, *[facts.placeholders["image"]] * 4, 3]
+    bad = EngineRequest("bad", Prompt(ids, facts.positions(ids, [item]), (Span(2, item),)), hello(facts).sampling)
+    good = hello(facts, max_tokens=64, stop_token_ids=frozenset())
+    expected = [step.token_id for step in await tokens(engine, good)]
+    running = engine.submit(good)
+    seen = [(await anext(running)).token_id]
+    with pytest.raises(InternalError, match="not finite"):
+        await tokens(engine, bad)
+    async with aclosing(running) as rest:  # type: ignore[type-var]
+        seen += [step.token_id async for step in rest]
+    assert seen == expected
+    # What it wrote is not found by an equal picture that is good.
+    item.embeds = torch.zeros(4, 128)
+    assert (await tokens(engine, bad))[0].cached_tokens == 0
+
+
+def engine_pids() -> list[int]:
+    """Engine processes of this one."""
+    out = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "engine.torch.worker"], capture_output=True, text=True)
+    return [int(pid) for pid in out.stdout.split()]
+
+
+async def test_a_dead_process_ends_its_requests_and_is_replaced(facts: LanguageFacts) -> None:
+    engine = TorchEngine(OPTIONS)
+    before = set(engine_pids())
+    await engine.start()
+    try:
+        [pid] = set(engine_pids()) - before
+        running = engine.submit(hello(facts, max_tokens=1500, stop_token_ids=frozenset()))
+        await anext(running)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EpdError, match="ended unexpectedly"):
+            async for _ in running:
+                pass
+        assert not engine.ready()
+        with pytest.raises(EngineOverloaded, match="restarted"):
+            engine.submit(hello(facts))
+        await until(engine.ready, 60)
+        assert (await tokens(engine, hello(facts)))[-1].finish_reason == "stop"
+        assert engine.restarts == 1
+    finally:
+        await engine.stop()
+    assert set(engine_pids()) == before
+
+
+async def test_what_cannot_start_says_why(tmp_path: Path) -> None:
+    tiny = TorchEngine(replace(OPTIONS, kv_cache_memory=1))
+    with pytest.raises(EngineStartError, match="KV_CACHE_MEMORY"):
+        await tiny.start()
+    await tiny.stop()
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
+    foreign = TorchEngine(replace(OPTIONS, folder=tmp_path))
+    with pytest.raises(EngineStartError, match="gemma3 is not served"):
+        await foreign.start()
+    await foreign.stop()
