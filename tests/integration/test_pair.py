@@ -65,7 +65,7 @@ def test_200_scenes_give_the_tokens_of_the_undivided_model(pair: Pair, undivided
             "prompt_tokens": len(prompt),
             "completion_tokens": len(tokens),
             "total_tokens": len(prompt) + len(tokens),
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": body["usage"]["prompt_tokens_details"],
         }
 
 
@@ -153,6 +153,47 @@ def test_stop_strings_token_limits_and_seeds(pair: Pair) -> None:
     assert len(others) > 1
     nearly_greedy = answer(pair, hello | {"temperature": 1, "top_p": 1e-6})
     assert content(nearly_greedy) == text
+
+
+def test_several_answers_whole_and_streamed(pair: Pair) -> None:
+    wild = user("Hello!", n=3, temperature=2, seed=7, max_tokens=12)
+    choices = answer(pair, wild)["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2]
+    texts = [choice["message"]["content"] for choice in choices]
+    assert len(set(texts)) == 3
+    assert content(answer(pair, wild | {"n": 1, "seed": 8})) == texts[1]
+    streamed = pair.client.post("/v1/chat/completions", json=wild | {"stream": True})
+    joined = ["", "", ""]
+    reasons: list[str] = []
+    for part in events(streamed.text):
+        for choice in part["choices"]:
+            joined[choice["index"]] += choice["delta"].get("content", "")
+            reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
+    assert joined == texts
+    assert len(reasons) == 3
+
+
+def test_logprobs_through_the_official_client(sdk: openai.OpenAI) -> None:
+    whole = sdk.chat.completions.create(**user("Hello!"), logprobs=True, top_logprobs=2)
+    logprobs = whole.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert whole.usage is not None
+    assert len(logprobs.content) == whole.usage.completion_tokens
+    text = "".join(token.token for token in logprobs.content).removesuffix("<|im_end|>")
+    assert text == whole.choices[0].message.content
+    for token in logprobs.content:
+        assert [token.top_logprobs[0].token, token.top_logprobs[0].logprob] == [token.token, token.logprob]
+        assert bytes(token.bytes or []).decode() == token.token
+        assert token.logprob <= 0
+
+
+def test_a_second_turn_reuses_the_first(pair: Pair) -> None:
+    body = user(png(random_scene(random.Random(77)), seed=5), "Describe the picture. " * 4)
+    first = answer(pair, body)
+    messages = [*body["messages"], {"role": "assistant", "content": content(first)}, {"role": "user", "content": "Thank you."}]
+    second = answer(pair, body | {"messages": messages})["usage"]
+    assert second["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"] - 16
 
 
 def test_pictures_by_url_are_fetched_by_the_encoder(pair: Pair, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_no_figure_is_left_out() -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "CONTRIBUTING.md"])
 def test_every_file_that_a_page_names_exists(page: str) -> None:
     text = (ROOT / page).read_text()
-    folders = [Path(), Path("services/language"), Path("services/encoder")]
+    folders = [Path(), Path("services/language"), Path("services/encoder"), Path("services/language/engine/torch")]
     named = set(re.findall(r"`([\w/.-]+\.(?:py|md|yml|png|conf))`|\]\(([\w/.-]+)\)", text))
     for name in {first or second for first, second in named}:
         assert any((ROOT / folder / name).exists() for folder in folders), f"{page} names {name}, which is not there"
