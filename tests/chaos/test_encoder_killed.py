@@ -101,7 +101,8 @@ def test_a_client_that_hangs_up_frees_what_it_held(services: tuple[Service, Serv
     long = user("Hello!", stream=True, max_tokens=2000, ignore_eos=True)
     with httpx.stream("POST", f"{language.url}/v1/chat/completions", json=long, timeout=30, trust_env=False) as response:
         assert response.status_code == 200
-        assert next(response.iter_lines())
+        lines = response.iter_lines()  # held, since the response closes with it
+        assert next(lines)
         assert gauge("epd_engine_running") == 1
     wait_for(lambda: gauge("epd_engine_running") == 0, 1, "release of the engine's place")
     assert gauge("epd_engine_blocks_used") == 0
