@@ -77,7 +77,8 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """``auto`` is bfloat16 on a GPU and float32 on a CPU, where bfloat16 is slower unless the hardware has it."""
+    """``auto`` is bfloat16 on a GPU, and on a CPU that multiplies it in tiles (AMX); on others float32, which is faster there."""
     if dtype != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
-    return torch.float32 if device.type == "cpu" else torch.bfloat16
+    tiles = torch.cpu._is_amx_tile_supported() if device.type == "cpu" else True
+    return torch.bfloat16 if tiles else torch.float32

@@ -12,10 +12,12 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoImageProcessor
 
+from services.encoder.models.patches import preprocess_by
 from shared.checkpoint import count_parameters, pick_device, pick_dtype
 from shared.errors import media_errors
 from shared.halves import load_half
 from shared.identity import MediaItem
+from shared.products import use_products
 
 GRID = "image_grid_thw"
 
@@ -27,7 +29,9 @@ class VisionHalf:
         self.device = pick_device(device)
         self.dtype = pick_dtype(dtype, self.device)
         self.processor: Any = AutoImageProcessor.from_pretrained(folder)
+        self._preprocess = preprocess_by(self.processor)
         self._model: Any = load_half(folder, "vision", self.device, self.dtype)
+        use_products(self._model)
         self.model_type: str = self._model.config.model_type
         vision = getattr(self._model.config, "vision_config", None)
         self._merge: int = getattr(vision, "spatial_merge_size", 1)
@@ -44,7 +48,7 @@ class VisionHalf:
             InvalidMedia: the processor cannot take the picture (too narrow, for example).
         """
         with media_errors(param):
-            features: dict[str, Tensor] = dict(self.processor(images=[image], return_tensors="pt"))
+            features = self._preprocess(image)
         item = MediaItem("image", 0, features={name: value.to(self.device) for name, value in features.items()})
         if GRID in features:
             time, height, width = features[GRID][0].tolist()
@@ -59,6 +63,9 @@ class VisionHalf:
         inputs = {name: torch.cat([item.features[name] for item in items]) for name in names}
         inputs["pixel_values"] = inputs["pixel_values"].to(self.dtype)
         output = self._model.get_image_features(**inputs, return_dict=True)
+        if len(output.pooler_output) != len(items):
+            # Families that cut pictures into tiles would hand one request's tiles to another.
+            raise RuntimeError(f"the tower returned {len(output.pooler_output)} items for {len(items)}")
         levels: Sequence[Sequence[Tensor]] = getattr(output, "deepstack_features", None) or ()
         for index, item in enumerate(items):
             item.embeds = output.pooler_output[index]

@@ -16,6 +16,7 @@ from services.language.engine.torch.sequence import Sequence
 from services.language.models.facts import position_axes
 from shared.checkpoint import count_parameters, pick_device, pick_dtype
 from shared.halves import load_half
+from shared.products import use_products
 
 
 class Runner:
@@ -26,6 +27,7 @@ class Runner:
         self.device = pick_device(device)
         self.dtype = pick_dtype(dtype, self.device)
         self._model: Any = load_half(folder, "language", self.device, self.dtype)
+        use_products(self._model)
         self._decoder: Any = self._model.get_decoder()
         self._decoder.config._attn_implementation = NAME
         self._axes = position_axes(self._model.config)
