@@ -77,7 +77,7 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """``auto`` is bfloat16 on a GPU, and on a CPU that multiplies it in tiles (AMX); on others float32, which is faster there."""
+    """``auto`` is bfloat16 on a GPU and on a CPU that multiplies it in tiles (AMX), else float32, which is faster there."""
     if dtype != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
     tiles = torch.cpu._is_amx_tile_supported() if device.type == "cpu" else True

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 # Multiplications below which oneDNN's longer set-up (some 15 us a call) costs more than it saves.
-_WORTH_ONEDNN = 4_000_000
+_WORTH_ONEDNN = 1_200_000
 
 
 def use_products(model: nn.Module) -> None:
@@ -32,7 +32,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     large = x.numel() * weight.shape[0] >= _WORTH_ONEDNN
     if large and x.dtype is torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled() and mkl_is_slow():
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        result: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
         return result
     return functional.linear(x, weight, bias)
 

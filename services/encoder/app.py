@@ -22,6 +22,7 @@ from shared.control import REQUEST_FIELD, EncodeRequest, EncodeResponse, Service
 from shared.errors import EncoderUnavailable, InvalidRequest, from_validation
 from shared.http import ERROR_RESPONSES, component_schemas, install, schema_ref, unless_gone
 from shared.identity import ContentHasher
+from shared.lifecycle import settle
 from shared.security import load_secret
 from shared.telemetry import Metrics, get_logger
 from shared.wire import VERSION
@@ -45,6 +46,7 @@ def create_app(settings: EncoderSettings) -> FastAPI:
             async with pipeline:
                 app.state.pipeline = pipeline
                 app.state.info = describe(settings, model, identity)
+                settle()
                 _log.info("encoder ready", model=settings.model, encoder_id=identity.encoder_id, device=str(model.device))
                 yield
                 app.state.pipeline = None

@@ -27,6 +27,7 @@ from shared.checkpoint import fingerprint, pick_device, resolve
 from shared.control import ServiceInfo
 from shared.errors import EngineOverloaded
 from shared.http import ERROR_RESPONSES, install
+from shared.lifecycle import settle
 from shared.telemetry import Metrics, get_logger
 from shared.wire import VERSION
 
@@ -61,6 +62,7 @@ def create_app(settings: LanguageSettings) -> FastAPI:
             app.state.chat = ChatService(settings, facts, gatherer, engine)
             app.state.pool, app.state.engine = pool, engine
             app.state.info = describe(settings, facts, engine, identity)
+            settle()
             _log.info("language service ready", model=settings.model, data_port=receiver.port)
             yield
             app.state.chat = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -35,6 +36,8 @@ from shared.errors import body_of, from_exception
 from shared.telemetry import get_logger, log_failure
 
 _log = get_logger("api")
+
+_TEXT = "\u2063the text of a chunk\u2063"  # stands for it in the frame that chunks are cut from
 
 
 class Chat(Protocol):
@@ -71,6 +74,7 @@ class Answer:
         self._with_ids = body.return_token_ids
         self._with_logprobs = body.logprobs
         self._created = int(time.time())
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     async def whole(self, call: ChatRequest) -> Response:
         """The complete answer."""
@@ -136,8 +140,10 @@ class Answer:
         yield DONE
 
     def _chunks(self, index: int, piece: Piece) -> Iterable[bytes]:
-        if piece.text or self._with_ids or self._with_logprobs:
+        if self._with_ids or self._with_logprobs:
             yield self._chunk(index, Delta(content=piece.text), steps=piece.steps)
+        elif piece.text:
+            yield self._text(index, piece.text)
         if piece.finish_reason is not None:
             yield self._chunk(index, Delta(), piece.finish_reason)
 
@@ -152,6 +158,14 @@ class Answer:
         chunk = ChatCompletionChunk(id=self._id, created=self._created, model=self._model, choices=[choice])
         # With usage asked for, every chunk has the field, null but in the last one.
         return event(chunk, exclude=None if self._with_usage else {"usage"})
+
+    def _text(self, index: int, text: str) -> bytes:
+        """A chunk of nothing but text. All of an answer's are alike but for it, so they are cut from one."""
+        if index not in self._frames:
+            before, after = self._chunk(index, Delta(content=_TEXT)).split(json.dumps(_TEXT, ensure_ascii=False).encode())
+            self._frames[index] = before, after
+        before, after = self._frames[index]
+        return before + json.dumps(text, ensure_ascii=False).encode() + after
 
     def _logprobs(self, steps: Sequence[Step]) -> ChoiceLogprobs | None:
         if not self._with_logprobs or not steps:

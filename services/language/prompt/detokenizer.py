@@ -16,7 +16,8 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        # The library beneath transformers' wrapper, which takes ten times as long for a few tokens.
+        self._decode_ids = tokenizer.backend_tokenizer.decode if tokenizer.is_fast else tokenizer.decode
         self._tokens: list[int] = []
         self._shown = ""
 
@@ -33,7 +34,7 @@ class Detokenizer:
         return self._advance(self._decode())
 
     def _decode(self) -> str:
-        text: str = self._tokenizer.decode(self._tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: str = self._decode_ids(self._tokens, skip_special_tokens=True)
         return text
 
     def _advance(self, text: str) -> str:

@@ -127,8 +127,8 @@ def paged_attention(
         step.pool.shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[1], value.shape[3])
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     keys, values = step.pool.keys[layer], step.pool.values[layer]
-    keys.view(-1, *keys.shape[2:])[step.slots] = key[0].transpose(0, 1)
-    values.view(-1, *values.shape[2:])[step.slots] = value[0].transpose(0, 1)
+    keys.view(-1, *keys.shape[2:]).index_copy_(0, step.slots, key[0].transpose(0, 1))
+    values.view(-1, *values.shape[2:]).index_copy_(0, step.slots, value[0].transpose(0, 1))
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
     window = sliding_window or 0
     decoding = step.tables.shape[0]
@@ -140,8 +140,8 @@ def paged_attention(
         if part.length == part.last - part.first:
             past_keys, past_values = key[0, :, inside], value[0, :, inside]
         else:
-            past_keys = keys[part.blocks].flatten(0, 1)[: part.length].transpose(0, 1)
-            past_values = values[part.blocks].flatten(0, 1)[: part.length].transpose(0, 1)
+            past_keys = keys.index_select(0, part.blocks).flatten(0, 1)[: part.length].transpose(0, 1)
+            past_values = values.index_select(0, part.blocks).flatten(0, 1)[: part.length].transpose(0, 1)
         out[inside] = _prefill(query[0, :, inside], past_keys, past_values, window, scaling, softcap)
     return out.unsqueeze(0), None
 
@@ -154,8 +154,10 @@ def _decode(
     Query heads that share a key head are looked at as several queries of that head, so keys are not repeated.
     """
     n, key_heads = tables.shape[0], keys.shape[2]
-    k = keys[tables].flatten(1, 2).transpose(1, 2)
-    v = values[tables].flatten(1, 2).transpose(1, 2)
+    # index_select copies whole blocks; indexing by a table was measured to take three times as long.
+    places, rows = tables.shape[1] * keys.shape[1], tables.flatten()
+    k = keys.index_select(0, rows).view(n, places, *keys.shape[2:]).transpose(1, 2)
+    v = values.index_select(0, rows).view(n, places, *values.shape[2:]).transpose(1, 2)
     q = query.transpose(0, 1).reshape(n, key_heads, -1, query.shape[-1])
     out = attend(q, k, v, attn_mask=mask, scale=scaling) if softcap is None else _capped(q, k, v, mask, scaling, softcap)
     return out.reshape(n, query.shape[0], -1)

@@ -78,7 +78,7 @@ class Runner:
         """Computes the chunks, single tokens first; logits ``(n, vocabulary)`` float32 of those that complete, in order."""
         assert self.pool is not None
         ids = torch.tensor([token for chunk in chunks for token in chunk.sequence.tokens[chunk.start : chunk.end]])
-        positions = torch.cat([self._positions(chunk) for chunk in chunks], dim=1)
+        positions = self._positions(chunks)
         rows, at = [], 0
         for chunk in chunks:
             at += chunk.end - chunk.start
@@ -117,18 +117,25 @@ class Runner:
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
-    def _positions(self, chunk: Chunk) -> Tensor:
-        """``(axes, tokens)``: the prompt's own, then one more for each token of the answer."""
-        known = chunk.sequence.request.prompt.positions
-        length = chunk.sequence.prompt_length
-        if chunk.start >= length:
-            following = known.following - length
-            return torch.arange(following + chunk.start, following + chunk.end).expand(self._axes, -1)
-        inside = known.ids[:, chunk.start : min(chunk.end, length)].expand(self._axes, -1)
-        if chunk.end <= length:
-            return inside
-        after = torch.arange(known.following, known.following + chunk.end - length).expand(self._axes, -1)
-        return torch.cat([inside, after], dim=1)
+    def _positions(self, chunks: List[Chunk]) -> Tensor:
+        """``(axes, tokens)``: the prompts' own, then one more for each token of an answer, the same on all axes."""
+        parts: list[Tensor] = []
+        answers: list[int] = []
+
+        def flush() -> None:
+            if answers:
+                parts.append(torch.tensor(answers).expand(self._axes, -1))
+                answers.clear()
+
+        for chunk in chunks:
+            length, known = chunk.sequence.prompt_length, chunk.sequence.request.prompt.positions
+            if chunk.start < length:
+                flush()
+                parts.append(known.ids[:, chunk.start : min(chunk.end, length)].expand(self._axes, -1))
+            offset = known.following - length
+            answers += range(offset + max(chunk.start, length), offset + chunk.end)
+        flush()
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _pictures(self, chunks: List[Chunk]) -> dict[str, Any]:
         """The parts of pictures in the row: places and rows of embeddings, and the deepstack rows by level, in order."""
@@ -166,10 +173,8 @@ class Runner:
             at += count
         lengths = [sequence.computed + 1 for sequence in decoding]
         width = max((-(-length // size) for length in lengths), default=0)
-        tables = torch.zeros(len(decoding), width, dtype=torch.long)
-        for row, sequence in enumerate(decoding):
-            held_blocks = sequence.blocks[: -(-lengths[row] // size)]
-            tables[row, : len(held_blocks)] = torch.tensor(held_blocks)
+        rows = [(sequence.blocks + [0] * width)[:width] for sequence in decoding]
+        tables = torch.tensor(rows, dtype=torch.long).view(len(rows), width)
         return Step(
             self.pool,
             torch.tensor(slots, device=self.device),

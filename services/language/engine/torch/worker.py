@@ -25,7 +25,8 @@ from services.language.engine.torch.messages import (
     request_of,
 )
 from services.language.engine.torch.runner import Runner
-from shared.telemetry import configure_logging, get_logger
+from shared.lifecycle import prepare_process, settle
+from shared.telemetry import get_logger
 
 _log = get_logger("engine")
 
@@ -37,8 +38,7 @@ def main() -> None:
     # The terminal's Ctrl-C goes to the whole group; when to end is for the service to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    configure_logging(config.log_level, config.log_format)
-    torch.set_num_threads(config.threads)
+    prepare_process(config.log_level, config.log_format, config.threads)
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.set(zmq.SNDHWM, 0)
         socket.set(zmq.RCVHWM, 0)
@@ -51,6 +51,7 @@ def main() -> None:
             _log.error("engine cannot start", reason=str(error))
             socket.send(encode(Refused(str(error))))
             return
+        settle()
         _log.info("engine ready", device=str(runner.device), dtype=str(runner.dtype), kv_blocks=blocks)
         socket.send(encode(Ready(runner.parameters(), core.capacity)))
         serve(core, socket)
