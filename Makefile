@@ -45,8 +45,9 @@ format: $(VENV)/.installed ## Bring the sources into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed ## Measure the pair against the undivided model on this machine
+bench: $(VENV)/.installed ## Measure the pair against its floors on this machine, and write docs/performance.md
 	$(BIN)/python -m benchmarks.latency
+	$(BIN)/python -m benchmarks.serving --models tiny small --write docs/performance.md
 
 clean: ## Remove what was built and installed
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
