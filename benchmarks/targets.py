@@ -76,8 +76,11 @@ def one_stream(measured: Measured, floor: Floor) -> Iterator[Result]:
 
 
 def text(measured: Measured, floor: Floor) -> Iterator[Result]:
-    """Text only. The rate of decoding is what 32 streams get between their first and last tokens, while other prompts are computed
-    beside them; output tokens/s are over the whole load, prefill, its start and its end included."""
+    """Text only.
+
+    The rate of decoding is what 32 streams get between their first and last tokens, while other prompts are computed beside
+    them; output tokens/s are over the whole load, prefill, its start and its end included.
+    """
     report = measured.text[32].report
     for name, rate in (("rate of decoding", 32 / report.tpot_p50), ("output tokens/s", report.tokens_per_second)):
         share = rate / floor.text_batch_rate

@@ -54,6 +54,9 @@ class ProductLinear(nn.Linear):
     """A linear layer by ``product``."""
 
     def forward(self, input: Tensor) -> Tensor:
+        # Decided here too: a decoding step makes dozens of small products, and each call counts.
+        if input.numel() * self.out_features < _WORTH_ONEDNN:
+            return functional.linear(input, self.weight, self.bias)
         return product(input, self.weight, self.bias)
 
 

@@ -89,14 +89,14 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 ToEngine = Submit | Cancel
 FromEngine = Ready | Refused | Outcomes
 
-_encoder = msgspec.msgpack.Encoder
+_encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
 _from_engine = msgspec.msgpack.Decoder(FromEngine)
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
     """The first frame of a message."""
-    return _encoder().encode(message)
+    return _encoder.encode(message)
 
 
 def decode_to_engine(frame: Buffer) -> ToEngine:

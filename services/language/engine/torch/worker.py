@@ -64,7 +64,8 @@ def serve(core: EngineCore, socket: zmq.Socket[bytes]) -> None:
             # The last steps' load is out of date where cancelling ended the work.
             socket.send(encode(outcomes_of({}, core.load())))
             socket.poll()
-        while socket.poll(0):
+        # Asking for the events costs a tenth of polling.
+        while int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
             frames = socket.recv_multipart(copy=False)
             message = decode_to_engine(frames[0].buffer)
             if isinstance(message, Submit):
