@@ -1,4 +1,4 @@
-"""The matrix products of a model, each by the quickest of torch's means that compute it exactly.
+"""Products and norms of a model, each by the quickest of torch's means that compute it exactly.
 
 Only the classes of modules change, so parameters, their names and state dicts stay what they are.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,13 @@ _WORTH_ONEDNN = 1_200_000
 
 
 def use_products(model: nn.Module) -> None:
-    """Changes, in place, convolutions that patch embeddings are written as, and linear layers where that pays."""
+    """Changes, in place, convolutions that patch embeddings are written as, root-mean-square norms that are written out in
+    six operations where torch has one, and linear layers where that pays."""
     for module in model.modules():
         if type(module) is nn.Linear and mkl_is_slow():
             module.__class__ = ProductLinear
+        elif _is_rms_norm(module):
+            module.__class__ = _fused(type(module))  # type: ignore[arg-type]
         elif type(module) in (nn.Conv2d, nn.Conv3d) and _is_plain(module):
             module.__class__ = ProductConv2d if type(module) is nn.Conv2d else ProductConv3d
 
@@ -72,6 +76,28 @@ class ProductConv3d(nn.Conv3d):
 
     def forward(self, input: Tensor) -> Tensor:
         return _of_patches(self, input) if input.shape[2:] == self.kernel_size else super().forward(input)
+
+
+def _is_rms_norm(module: nn.Module) -> bool:
+    """Whether a module is a float32 norm by root mean square, as tried on numbers: other families scale or shift by more."""
+    weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+    if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float) or not isinstance(weight, Tensor):
+        return False
+    if weight.dtype is not torch.float32 or weight.is_meta:
+        return False
+    sample = torch.linspace(-3, 5, weight.numel(), device=weight.device).view(1, 1, -1)
+    with torch.no_grad():
+        return torch.allclose(module(sample), functional.rms_norm(sample, weight.shape, weight, epsilon), rtol=1e-6, atol=0)
+
+
+@cache
+def _fused(norm: type[nn.Module]) -> type[nn.Module]:
+    """The same class of norm with torch's one operation as its forward."""
+
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        return functional.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
+
+    return type(norm.__name__, (norm,), {"forward": forward})
 
 
 def _of_patches(convolution: nn.Conv2d | nn.Conv3d, patches: Tensor) -> Tensor:

@@ -106,7 +106,15 @@ class ChatService:
             max_tokens=request.max_tokens or self._model.context_length - len(prompt.token_ids),
             stop_token_ids=wanted.stop_token_ids | (frozenset() if request.ignore_eos else self._model.eos_ids),
         )
-        return [self._completion(request, prompt, sampling, number) for number in range(request.answers)]
+        completions: list[Completion] = []
+        try:
+            for number in range(request.answers):
+                completions.append(self._completion(request, prompt, sampling, number))
+        except BaseException:
+            for completion in completions:
+                await completion.aclose()
+            raise
+        return completions
 
     def _completion(self, request: ChatRequest, prompt: Prompt, sampling: Sampling, number: int) -> Completion:
         """The ``number``-th answer; answers of a seeded request have seeds of their own, in order."""

@@ -32,6 +32,10 @@ class Completion:
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(stops)
 
+    async def aclose(self) -> None:
+        """Cancels the request, if it has not ended."""
+        await self._steps.aclose()
+
     async def pieces(self) -> AsyncIterator[Piece]:
         """The answer's text as it becomes certain, at least one piece, the last one with its reason.
 
@@ -39,7 +43,7 @@ class Completion:
             EpdError: the engine failed.
         """
         fresh: list[Step] = []
-        async with aclosing(self._steps) as steps:  # type: ignore[type-var]
+        async with aclosing(self._steps) as steps:
             async for step in steps:
                 self.completion_tokens += 1
                 self.cached_tokens += step.cached_tokens

@@ -306,3 +306,19 @@ def test_a_bfloat16_half_is_close_to_the_undivided_model(demo_model: Path, stock
     with torch.inference_mode():
         wanted = stock_model.get_image_features(**item.features, return_dict=True).pooler_output[0]
     assert torch.cosine_similarity(item.embeds.float(), wanted).min() > 0.99
+
+
+def test_norms_by_root_mean_square_are_one_operation_and_others_stay() -> None:
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRMSNorm
+
+    plain, other = Qwen3VLTextRMSNorm(48, 1e-6), Gemma3RMSNorm(48, 1e-6)
+    for norm in (plain, other):
+        torch.nn.init.normal_(norm.weight)
+    hidden = torch.randn(2, 5, 48) * 10
+    expected = [norm(hidden) for norm in (plain, other)]
+    use_products(torch.nn.ModuleList([plain, other]))
+    assert type(plain) is not Qwen3VLTextRMSNorm
+    assert type(other) is Gemma3RMSNorm
+    for norm, before in zip((plain, other), expected, strict=True):
+        torch.testing.assert_close(norm(hidden), before, rtol=1e-6, atol=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -99,6 +98,23 @@ class Load:
     preemptions: int = 0
 
 
+class TokenStream(Protocol):
+    """The tokens of one request as they come. Left early, it is closed, which cancels the request; begun or not."""
+
+    def __aiter__(self) -> TokenStream: ...
+
+    async def __anext__(self) -> Step:
+        """The next token.
+
+        Raises:
+            StopAsyncIteration: the last one was given.
+            EpdError: the engine failed.
+        """
+
+    async def aclose(self) -> None:
+        """Cancels the request within one step and frees what it holds; does nothing to one that has ended."""
+
+
 class Engine(Protocol):
     """An engine runs beside the event loop and never blocks it."""
 
@@ -112,12 +128,10 @@ class Engine(Protocol):
     async def stop(self) -> None:
         """Ends serving and frees everything; running requests end with an error."""
 
-    def submit(self, request: EngineRequest) -> AsyncIterator[Step]:
+    def submit(self, request: EngineRequest) -> TokenStream:
         """Queues a request at once and returns its tokens as they come.
 
-        Closing or abandoning the iterator cancels the request within one step and frees what it holds.
-
-        Raises (here, not by the iterator):
+        Raises (here, not by the stream):
             EngineOverloaded: the queue is full, or the engine is being restarted.
             InvalidRequest: the request could never fit, with the numbers.
         """

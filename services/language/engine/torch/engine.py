@@ -8,8 +8,8 @@ import shutil
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -57,11 +57,38 @@ class EngineOptions:
         return Config(endpoint=endpoint, folder=str(self.folder), **shared)
 
 
-@dataclass(eq=False)
 class _Answer:
     """The tokens of one request on their way to whoever asked."""
 
-    steps: asyncio.Queue[Step | Exception] = field(default_factory=asyncio.Queue)
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+        self._ended = False
+        self._steps: asyncio.Queue[Step | Exception] = asyncio.Queue()
+
+    def put(self, step: Step | Exception) -> None:
+        self._steps.put_nowait(step)
+
+    def __aiter__(self) -> _Answer:
+        return self
+
+    async def __anext__(self) -> Step:
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            step = await self._steps.get()
+        except BaseException:
+            await self.aclose()
+            raise
+        if isinstance(step, Exception):
+            self._ended = True
+            raise step
+        self._ended = step.finish_reason is not None
+        return step
+
+    async def aclose(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._cancel()
 
 
 class TorchEngine:
@@ -100,7 +127,7 @@ class TorchEngine:
     def load(self) -> Load:
         return self._load
 
-    def submit(self, request: EngineRequest) -> AsyncIterator[Step]:
+    def submit(self, request: EngineRequest) -> _Answer:
         if self._socket is None or self._info is None:
             raise EngineOverloaded("The engine is being restarted.")
         if len(self._answers) >= self._options.max_queue:
@@ -112,22 +139,13 @@ class TorchEngine:
                 f"together {needed}; the engine's memory holds {self._info.capacity}."
             )
         number = next(self._numbers)
-        answer = self._answers[number] = _Answer()
+        answer = self._answers[number] = _Answer(lambda: self._cancel(number))
         self._send(submission(number, request))
-        return self._steps(number, answer)
+        return answer
 
-    async def _steps(self, number: int, answer: _Answer) -> AsyncIterator[Step]:
-        try:
-            while True:
-                step = await answer.steps.get()
-                if isinstance(step, Exception):
-                    raise step
-                yield step
-                if step.finish_reason is not None:
-                    return
-        finally:
-            if self._answers.pop(number, None) is not None:
-                self._send([encode(Cancel(number))])
+    def _cancel(self, number: int) -> None:
+        if self._answers.pop(number, None) is not None:
+            self._send([encode(Cancel(number))])
 
     def _send(self, frames: list[object]) -> None:
         """The queue to the process has no bound of its own; ``max_queue`` bounds it."""
@@ -214,15 +232,15 @@ class TorchEngine:
                     continue  # cancelled meanwhile
                 if outcome.step is None:
                     del self._answers[outcome.number]
-                    answer.steps.put_nowait(InternalError(f"The engine failed: {outcome.failure}."))
+                    answer.put(InternalError(f"The engine failed: {outcome.failure}."))
                     continue
                 if outcome.step.finish_reason is not None:
                     del self._answers[outcome.number]
-                answer.steps.put_nowait(outcome.step)
+                answer.put(outcome.step)
 
     def _end_all(self, reason: str) -> None:
         for answer in self._answers.values():
-            answer.steps.put_nowait(InternalError(reason))
+            answer.put(InternalError(reason))
         self._answers.clear()
         self._load = Load(0, 0)
 

@@ -118,15 +118,16 @@ class Scheduler:
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         """Makes room for ``tokens`` more, at the cost of those that came later; False if the sequence itself had to go."""
         missing = self._pool.blocks_for(sequence.computed + tokens) - len(sequence.blocks)
-        while True:
+        while missing > 0:
             try:
-                sequence.blocks.extend(self._pool.allocate(max(0, missing)))
+                sequence.blocks.extend(self._pool.allocate(missing))
                 return True
             except OutOfBlocksError:
                 last = self.running[-1]
                 self._preempt(last)
                 if last is sequence:
                     return False
+        return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1

@@ -74,6 +74,8 @@ class Sequence:
     def extend_keys(self, block_size: int) -> list[bytes]:
         """Keys of all full blocks of the tokens so far; those known already are not computed again."""
         done = len(self.block_keys) * block_size
+        if len(self.key_ids) - done < block_size:
+            return self.block_keys
         parent = self.block_keys[-1] if self.block_keys else b""
         self.block_keys.extend(chain_keys(self.key_ids[done:], block_size, parent))
         return self.block_keys
