@@ -61,7 +61,8 @@ class Dispatcher:
                 response = await self._client.post(f"{base_url}/encode", content=body, headers=headers, timeout=call.timeout)
         except httpx.TimeoutException as error:
             raise EmbeddingTimeout(f"The encoder at {base_url} did not answer within {call.timeout:.3g} s.") from error
-        except httpx.HTTPError as error:
+        except Exception as error:
+            # Not httpx.HTTPError only: what lies beneath it raises other things when a peer dies while it is connected to.
             raise ConnectionBroke(f"The connection to the encoder at {base_url} broke ({type(error).__name__}).") from error
         if response.status_code == httpx.codes.OK:
             try:

@@ -59,7 +59,7 @@ class Gatherer:
                     await self._attempt(encoder, wait, wire_id, media, token_budget, timeout)
             except TimeoutError as error:
                 raise EmbeddingTimeout(
-                    f"{len(wait.missing)} of {len(media)} embeddings did not arrive within {timeout:g} s; "
+                    f"{len(media) - len(wait.items)} of {len(media)} embeddings did not arrive within {timeout:g} s; "
                     "nothing was computed locally instead."
                 ) from error
             self._seconds.observe(time.perf_counter() - began)
@@ -91,7 +91,8 @@ class Gatherer:
                 # The open response is a lease on the encoder: if it breaks, this raises at once.
                 await answer
                 await self._stragglers(wait, len(media))
-            wait.done.result()
+            # What came is verified in its turn; the deadline bounds that too.
+            await wait.done
         except BaseException:
             answer.cancel()
             raise
@@ -101,8 +102,13 @@ class Gatherer:
 
     async def _stragglers(self, wait: Wait, expected: int) -> None:
         """Items may overtake the response or come a little after it, but not much."""
-        await asyncio.wait({wait.done}, timeout=self._settings.arrival_grace)
-        if not wait.done.done():
+        received = asyncio.create_task(wait.received.wait())
+        try:
+            either: list[asyncio.Future[Any]] = [received, wait.done]
+            await asyncio.wait(either, timeout=self._settings.arrival_grace, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            received.cancel()
+        if not wait.done.done() and not wait.received.is_set():
             raise EmbeddingIncomplete(
                 f"The encoder said that it was done, but {len(wait.missing)} of {expected} embeddings never came; "
                 "nothing was computed locally instead."

@@ -5,31 +5,46 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import zmq
 import zmq.asyncio
 
 from services.language.embeddings.assembly import Assembler
-from shared.errors import EmbeddingCorrupt, EpdError
+from shared.errors import EmbeddingCorrupt, EpdError, InternalError
 from shared.identity import MediaItem
 from shared.telemetry import Metrics, get_logger
-from shared.wire import Buffer, ForeignVersion, read_header
+from shared.wire import Buffer, ForeignVersion, Header, read_header
 
 _log = get_logger("receiver")
 
 
 class Wait:
-    """The items that one attempt of one request waits for. Ends when all are there, or with the first failure."""
+    """The items that one attempt of one request waits for. Ends when all are there, or with the first failure.
+
+    ``missing`` are those of which no message came yet; ``received`` is set when there are none left, verified or not.
+    """
 
     def __init__(self, indices: Sequence[int]) -> None:
         self.items: dict[int, MediaItem] = {}
         self.missing = set(indices)
+        self.received = asyncio.Event()
+        self._expected = len(self.missing)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def put(self, index: int, item: MediaItem) -> None:
-        self.items[index] = item
+    def came(self, index: int) -> bool:
+        """A message for an item is here; False if it is not one that is waited for, or no longer."""
+        if index not in self.missing:
+            return False
         self.missing.discard(index)
-        if not self.missing and not self.done.done():
+        if not self.missing:
+            self.received.set()
+        return True
+
+    def put(self, index: int, item: MediaItem) -> None:
+        """An item is verified."""
+        self.items[index] = item
+        if len(self.items) == self._expected and not self.done.done():
             self.done.set_result(None)
 
     def fail(self, error: EpdError) -> None:
@@ -39,7 +54,8 @@ class Wait:
 
 
 class Receiver:
-    """Owns the PULL socket. Messages are verified off the event loop, one at a time, so that little is held at once."""
+    """Owns the PULL socket. Headers are read as they come, so that nothing that came counts as missing; tensors are verified in
+    a thread, one message at a time. Only what somebody waits for is held."""
 
     def __init__(self, assembler: Assembler, host: str, port: int, max_message_bytes: int, metrics: Metrics) -> None:
         self._assembler = assembler
@@ -54,6 +70,8 @@ class Receiver:
         self._port = port
         self._waits: dict[tuple[str, int], Wait] = {}
         self._task: asyncio.Task[None] | None = None
+        self._verifying: set[asyncio.Task[None]] = set()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="verify")
         self._received = metrics.counter("epd_messages_total", "Embedding messages by outcome.", "outcome")
         self._bytes = metrics.counter("epd_message_bytes_total", "Bytes of embedding messages.")
         metrics.gauge("epd_waits", "Requests that wait for embeddings.").set_function(lambda: len(self._waits))
@@ -75,6 +93,9 @@ class Receiver:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._verifying:
+            task.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
         self._context.destroy(linger=0)
 
     @contextlib.contextmanager
@@ -93,14 +114,15 @@ class Receiver:
                 frames = await self._socket.recv_multipart(copy=False)
                 buffers = [frame.buffer for frame in frames]
                 self._bytes.inc(sum(buffer.nbytes for buffer in buffers))
-                outcome = await self._handle(buffers)
+                outcome = self._sort(buffers)
             except Exception as error:
                 outcome = "malformed"
                 _log.error("message could not be handled", exc_info=error)
-            self._received.labels(outcome).inc()
+            if outcome is not None:
+                self._received.labels(outcome).inc()
 
-    async def _handle(self, buffers: Sequence[Buffer]) -> str:
-        """Delivers one message; returns its outcome for the metric."""
+    def _sort(self, buffers: Sequence[Buffer]) -> str | None:
+        """Gives a message to the wait that it belongs to; returns its outcome, None where verification will tell."""
         try:
             header = read_header(buffers[0])
         except ForeignVersion as error:
@@ -108,21 +130,30 @@ class Receiver:
         except EmbeddingCorrupt as error:
             _log.warning("message dropped", reason=error.message)
             return "malformed"
-        key = (header.request_id, header.attempt)
-        wait = self._waits.get(key)
+        wait = self._waits.get((header.request_id, header.attempt))
         if wait is None:
             _log.info("message dropped", reason="late", request_id=header.request_id, encoder_id=header.encoder_id)
             return "late"
-        if header.item in wait.items:
-            return "repeated"
-        if header.item not in wait.missing:
-            return "foreign"
+        if not wait.came(header.item):
+            return "repeated" if header.item < header.num_items else "foreign"
+        task = asyncio.create_task(self._verify(wait, header, buffers[1:]))
+        self._verifying.add(task)
+        task.add_done_callback(self._verifying.discard)
+        return None
+
+    async def _verify(self, wait: Wait, header: Header, frames: Sequence[Buffer]) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            item = await asyncio.to_thread(self._assembler.assemble, header, buffers[1:])
+            wait.put(header.item, await loop.run_in_executor(self._thread, self._assembler.assemble, header, frames))
+            outcome = "ok"
         except EpdError as error:
-            return self._fail(key, error)
-        wait.put(header.item, item)
-        return "ok"
+            wait.fail(error)
+            outcome = error.code
+        except Exception as error:
+            _log.error("message could not be verified", exc_info=error)
+            wait.fail(InternalError("The embeddings could not be verified; the log has a traceback."))
+            outcome = "internal_error"
+        self._received.labels(outcome).inc()
 
     def _fail(self, key: tuple[str, int], error: EpdError) -> str:
         wait = self._waits.get(key)
