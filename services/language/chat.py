@@ -10,7 +10,7 @@ from typing import Any
 
 from services.language.completion import Completion
 from services.language.embeddings.gather import Gatherer
-from services.language.engine.interface import Engine, EngineRequest, Prompt, Sampling, Span
+from services.language.engine.interface import Engine, EngineRequest, Prompt, Sampling
 from services.language.models.facts import LanguageFacts
 from services.language.prompt.conversation import Conversation, MediaSource
 from services.language.prompt.expansion import check_placeholders, expand
@@ -125,8 +125,7 @@ class ChatService:
 
     def _prompt(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Prompt:
         expanded, spans = expand(token_ids, items, self._model.placeholders)
-        ordered: tuple[Span, ...] = spans
-        return Prompt(expanded, self._model.positions(expanded, [span.item for span in ordered]), ordered)
+        return Prompt(expanded, self._model.positions(expanded, [span.item for span in spans]), spans)
 
     def _check_size(self, prompt_tokens: int, max_tokens: int | None) -> None:
         limit, wanted = self._model.context_length, 1 if max_tokens is None else max_tokens
