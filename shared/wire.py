@@ -29,6 +29,9 @@ DTYPES: dict[str, torch.dtype] = {
 }
 """Dtypes that may cross the wire, by name. Receivers convert among them; others are refused."""
 
+DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+"""The same the other way round."""
+
 Buffer: TypeAlias = Any
 """Anything with the buffer protocol: bytes, memoryview, a received frame's buffer."""
 
@@ -97,12 +100,11 @@ def pack(header: Header, tensors: Mapping[str, Tensor]) -> list[Buffer]:
     Raises:
         ValueError: a dtype that may not cross the wire.
     """
-    names = {dtype: name for name, dtype in DTYPES.items()}
     specs, frames = [], []
     for name, tensor in tensors.items():
-        if tensor.dtype not in names:
+        if tensor.dtype not in DTYPE_NAMES:
             raise ValueError(f"tensor {name} is {tensor.dtype}; only {', '.join(DTYPES)} cross the wire")
-        specs.append(TensorSpec(name=name, dtype=names[tensor.dtype], shape=tuple(tensor.shape)))
+        specs.append(TensorSpec(name=name, dtype=DTYPE_NAMES[tensor.dtype], shape=tuple(tensor.shape)))
         frames.append(frame_of(tensor))
     filled = header.model_copy(update={"tensors": tuple(specs), "digest": digest_of(frames)})
     return [filled.model_dump_json().encode(), *frames]

@@ -20,7 +20,8 @@ from services.language.embeddings.gather import Gatherer
 from services.language.embeddings.pool import EncoderPool
 from services.language.embeddings.receiver import Receiver
 from services.language.engine.interface import Engine
-from services.language.engine.torch.engine import EngineOptions, TorchEngine
+from services.language.engine.torch.engine import TorchEngine
+from services.language.engine.torch.options import EngineOptions
 from services.language.models.facts import LanguageFacts
 from services.language.settings import LanguageSettings
 from shared.checkpoint import fingerprint, pick_device, resolve
@@ -91,7 +92,7 @@ def create_app(settings: LanguageSettings) -> FastAPI:
 def engine_options(settings: LanguageSettings, folder: Path) -> EngineOptions:
     """The settings that are the engine's."""
     return EngineOptions(
-        folder=folder.resolve(),
+        folder=str(folder.resolve()),
         device=settings.device,
         dtype=settings.dtype,
         threads=settings.torch_threads(),

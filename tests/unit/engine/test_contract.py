@@ -17,13 +17,14 @@ import pytest_asyncio
 import torch
 
 from services.language.engine.interface import Engine, EngineRequest, EngineStartError, Prompt, Sampling, Span, Step
-from services.language.engine.torch.engine import EngineOptions, TorchEngine
+from services.language.engine.torch.engine import TorchEngine
+from services.language.engine.torch.options import EngineOptions
 from services.language.models.facts import LanguageFacts
 from shared.errors import EngineOverloaded, EpdError, InternalError, InvalidRequest
 from shared.identity import MediaItem
 from tests.processes import DEMO_MODEL
 
-OPTIONS = EngineOptions(DEMO_MODEL, max_queue=8, max_running=4, kv_cache_memory=2048 * 16 * 200, log_level="error")
+OPTIONS = EngineOptions(str(DEMO_MODEL), max_queue=8, max_running=4, kv_cache_memory=2048 * 16 * 200, log_level="error")
 ENGINES: dict[str, Callable[[], Engine]] = {"torch": lambda: TorchEngine(OPTIONS)}
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -192,7 +193,7 @@ async def test_what_cannot_start_says_why(tmp_path: Path) -> None:
         await tiny.start()
     await tiny.stop()
     (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
-    foreign = TorchEngine(replace(OPTIONS, folder=tmp_path))
+    foreign = TorchEngine(replace(OPTIONS, folder=str(tmp_path)))
     with pytest.raises(EngineStartError, match="gemma3 is not served"):
         await foreign.start()
     await foreign.stop()

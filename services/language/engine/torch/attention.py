@@ -40,17 +40,30 @@ class Step:
     tables: Tensor
     lengths: Tensor
     parts: list[PromptPart]
-    _masks: dict[int, Tensor] = field(default_factory=dict)
+    _decode_masks: dict[int, Tensor] = field(default_factory=dict)
+    _prompt_masks: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def decode_mask(self, block_size: int, window: int) -> Tensor:
         """``(decoding, 1, 1, places)``: True where a decoding token may look. Made once a step for each window (0 is none)."""
-        if window not in self._masks:
+        if window not in self._decode_masks:
             places = torch.arange(self.tables.shape[1] * block_size, device=self.tables.device)
             mask = places < self.lengths[:, None]
             if window:
                 mask &= places >= self.lengths[:, None] - window
-            self._masks[window] = mask[:, None, None]
-        return self._masks[window]
+            self._decode_masks[window] = mask[:, None, None]
+        return self._decode_masks[window]
+
+    def prompt_mask(self, part: PromptPart, window: int) -> Tensor:
+        """``(part's tokens, part's length)``: True where they may look. Made once a step, however many layers ask."""
+        key = part.first, window
+        if key not in self._prompt_masks:
+            row = torch.arange(part.length - (part.last - part.first), part.length, device=self.slots.device)[:, None]
+            place = torch.arange(part.length, device=self.slots.device)
+            mask = place <= row
+            if window:
+                mask &= place > row - window
+            self._prompt_masks[key] = mask
+        return self._prompt_masks[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +150,16 @@ def paged_attention(
         out[:decoding] = _decode(query[0, :, :decoding], keys, values, step.tables, mask, scaling, softcap)
     for part in step.parts:
         inside = slice(part.first, part.last)
-        if part.length == part.last - part.first:
+        begins = part.length == part.last - part.first
+        if begins:
             past_keys, past_values = key[0, :, inside], value[0, :, inside]
         else:
             past_keys = keys.index_select(0, part.blocks).flatten(0, 1)[: part.length].transpose(0, 1)
             past_values = values.index_select(0, part.blocks).flatten(0, 1)[: part.length].transpose(0, 1)
-        out[inside] = _prefill(query[0, :, inside], past_keys, past_values, window, scaling, softcap)
+        # A chunk that begins its sequence and fits into the window needs no mask but the order of its tokens.
+        plain = begins and softcap is None and (not window or part.length <= window)
+        seen = None if plain else step.prompt_mask(part, window)
+        out[inside] = _prefill(query[0, :, inside], past_keys, past_values, seen, scaling, softcap)
     return out.unsqueeze(0), None
 
 
@@ -163,22 +180,21 @@ def _decode(
     return out.reshape(n, query.shape[0], -1)
 
 
-def _prefill(query: Tensor, keys: Tensor, values: Tensor, window: int, scaling: float, softcap: float | None) -> Tensor:
-    """A chunk of one sequence: query ``(heads, n, dim)``, keys ``(key_heads, length, dim)``; returns ``(n, heads, dim)``."""
-    heads, n, length = query.shape[0], query.shape[1], keys.shape[1]
+def _prefill(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, softcap: float | None) -> Tensor:
+    """A chunk of one sequence: query ``(heads, n, dim)``, keys ``(key_heads, length, dim)``; returns ``(n, heads, dim)``.
+
+    Without a ``mask`` the chunk is the whole sequence, and each token looks at those before it.
+    """
+    heads = query.shape[0]
     k = keys.repeat_interleave(heads // keys.shape[0], 0).unsqueeze(0)
     v = values.repeat_interleave(heads // values.shape[0], 0).unsqueeze(0)
     q = query.unsqueeze(0)
-    whole = n == length and (not window or length <= window)
-    if softcap is None and whole:
+    if mask is None:
         out = attend(q, k, v, is_causal=True, scale=scaling)
+    elif softcap is None:
+        out = attend(q, k, v, attn_mask=mask, scale=scaling)
     else:
-        row = torch.arange(length - n, length, device=query.device)[:, None]
-        place = torch.arange(length, device=query.device)
-        mask = place <= row
-        if window:
-            mask &= place > row - window
-        out = attend(q, k, v, attn_mask=mask, scale=scaling) if softcap is None else _capped(q, k, v, mask, scaling, softcap)
+        out = _capped(q, k, v, mask, scaling, softcap)
     return out[0].transpose(0, 1)
 
 

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -27,34 +26,13 @@ from services.language.engine.torch.messages import (
     encode,
     submission,
 )
+from services.language.engine.torch.options import EngineOptions
 from shared.errors import EngineOverloaded, InternalError, InvalidRequest
 from shared.telemetry import get_logger
 
 _log = get_logger("engine")
 
 _LONGEST_PAUSE = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """How the embedded engine runs; ``kv_cache_memory`` is in bytes, 0 for as much as is useful and there."""
-
-    folder: Path
-    device: str = "auto"
-    dtype: str = "auto"
-    threads: int = 1
-    block_size: int = 16
-    kv_cache_memory: int = 0
-    max_running: int = 64
-    max_batch_tokens: int = 1024
-    max_queue: int = 1024
-    log_level: str = "info"
-    log_format: str = "text"
-
-    def config(self, endpoint: str) -> Config:
-        """What the process is told."""
-        shared = {name: getattr(self, name) for name in Config.__struct_fields__ if name not in ("endpoint", "folder")}
-        return Config(endpoint=endpoint, folder=str(self.folder), **shared)
 
 
 class _Answer:
@@ -165,7 +143,7 @@ class TorchEngine:
         socket.set(zmq.SNDHWM, 0)
         socket.set(zmq.RCVHWM, 0)
         socket.bind(endpoint)
-        config = msgspec.json.encode(self._options.config(endpoint)).decode()
+        config = msgspec.json.encode(Config(endpoint, self._options)).decode()
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "services.language.engine.torch.worker", config, stdin=PIPE
         )

@@ -10,25 +10,17 @@ from torch import Tensor
 
 from services.language.engine.interface import EngineRequest, Load, Prompt, Sampling, Span, Step
 from services.language.engine.torch.core import Failure
+from services.language.engine.torch.options import EngineOptions
 from services.language.models.facts import Positions
 from shared.identity import MediaItem
-from shared.wire import DTYPES, Buffer, frame_of
+from shared.wire import DTYPE_NAMES, DTYPES, Buffer, frame_of
 
 
 class Config(msgspec.Struct, frozen=True):
-    """How an engine process is started. ``kv_cache_memory`` is in bytes, 0 for as much as is useful and there."""
+    """What an engine process is started with: where it is expected, and how it runs."""
 
     endpoint: str
-    folder: str
-    device: str
-    dtype: str
-    threads: int
-    block_size: int
-    kv_cache_memory: int
-    max_running: int
-    max_batch_tokens: int
-    log_level: str
-    log_format: str
+    options: EngineOptions
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -109,14 +101,15 @@ def decode_from_engine(frame: Buffer) -> FromEngine:
 
 def submission(number: int, request: EngineRequest) -> list[Buffer]:
     """The frames of a new sequence."""
-    names = {dtype: name for name, dtype in DTYPES.items()}
     prompt = request.prompt
     frames: list[Buffer] = [frame_of(prompt.positions.ids)]
     pictures = []
     for span in prompt.spans:
         item = span.item
         assert item.embeds is not None
-        pictures.append(Picture(span.start, item.num_tokens, item.content_hash, names[item.embeds.dtype], len(item.deepstack)))
+        pictures.append(
+            Picture(span.start, item.num_tokens, item.content_hash, DTYPE_NAMES[item.embeds.dtype], len(item.deepstack))
+        )
         frames += [frame_of(item.embeds), *(frame_of(level) for level in item.deepstack)]
     head = Submit(number, request.request_id, prompt.token_ids, prompt.positions.following, request.sampling, pictures)
     return [encode(head), *frames]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ from services.language.models.facts import position_axes
 from shared.checkpoint import count_parameters, pick_device, pick_dtype
 from shared.halves import load_half
 from shared.products import use_products
+
+
+@dataclass(slots=True)
+class Pictures:
+    """The parts of pictures in a row, in order: first and last place with the embeddings' rows, and deepstack rows by level."""
+
+    parts: list[tuple[int, int, Tensor]] = field(default_factory=list)
+    levels: list[list[Tensor]] = field(default_factory=list)
 
 
 class Runner:
@@ -62,7 +71,7 @@ class Runner:
         none = torch.zeros(0, dtype=torch.long)
         step = Step(probe, none, none.view(0, 0), none, [])
         try:
-            self._forward(torch.zeros(1, dtype=torch.long), torch.zeros(self._axes, 1, dtype=torch.long), step, {})
+            self._forward(torch.zeros(1, dtype=torch.long), torch.zeros(self._axes, 1, dtype=torch.long), step, Pictures())
         except (NotImplementedError, TypeError) as error:
             raise EngineStartError(f"{self._model.config.model_type} cannot run on the paged engine: {error}") from error
         layers: int = self._decoder.config.num_hidden_layers
@@ -92,18 +101,17 @@ class Runner:
         logits: Tensor = self._model.lm_head(hidden)
         return logits.float()
 
-    def _forward(self, ids: Tensor, positions: Tensor, step: Step, pictures: dict[str, Any]) -> Tensor:
+    def _forward(self, ids: Tensor, positions: Tensor, step: Step, pictures: Pictures) -> Tensor:
         """Hidden states ``(tokens, hidden)`` of the packed row."""
         embeds = self._decoder.get_input_embeddings()(ids.to(self.device)).unsqueeze(0)
-        parts: list[tuple[int, int, Tensor]] = pictures.get("parts", [])
         extra: dict[str, Any] = {}
-        if parts:
+        if pictures.parts:
             mask = torch.zeros(1, ids.shape[0], dtype=torch.bool, device=self.device)
-            for first, last, rows in parts:
+            for first, last, rows in pictures.parts:
                 embeds[0, first:last] = rows.to(self.device, self.dtype)
                 mask[0, first:last] = True
-            if pictures["levels"]:
-                deep = [torch.cat(level).to(self.device, self.dtype) for level in pictures["levels"]]
+            if pictures.levels:
+                deep = [torch.cat(level).to(self.device, self.dtype) for level in pictures.levels]
                 extra = {"visual_pos_masks": mask, "deepstack_visual_embeds": deep}
         at = positions.to(self.device)
         output = self._decoder(
@@ -137,21 +145,20 @@ class Runner:
         flush()
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _pictures(self, chunks: List[Chunk]) -> dict[str, Any]:
-        """The parts of pictures in the row: places and rows of embeddings, and the deepstack rows by level, in order."""
-        parts: list[tuple[int, int, Tensor]] = []
-        levels: list[list[Tensor]] = []
+    def _pictures(self, chunks: List[Chunk]) -> Pictures:
+        """What the row shows of pictures."""
+        found = Pictures()
         at = 0
         for chunk in chunks:
             for first, last, offset, item in chunk.sequence.pictures_between(chunk.start, chunk.end):
                 assert item.embeds is not None
                 rows = slice(offset, offset + last - first)
-                parts.append((at + first - chunk.start, at + last - chunk.start, item.embeds[rows]))
-                levels = levels or [[] for _ in item.deepstack]
-                for level, deep in zip(levels, item.deepstack, strict=True):
+                found.parts.append((at + first - chunk.start, at + last - chunk.start, item.embeds[rows]))
+                found.levels = found.levels or [[] for _ in item.deepstack]
+                for level, deep in zip(found.levels, item.deepstack, strict=True):
                     level.append(deep[rows])
             at += chunk.end - chunk.start
-        return {"parts": parts, "levels": levels}
+        return found
 
     def _step(self, chunks: List[Chunk]) -> Step:
         """Where the row's tokens go in the pool, and what they look at."""

@@ -24,6 +24,7 @@ from services.language.engine.torch.messages import (
     outcomes_of,
     request_of,
 )
+from services.language.engine.torch.options import EngineOptions
 from services.language.engine.torch.runner import Runner
 from shared.lifecycle import prepare_process, settle
 from shared.telemetry import get_logger
@@ -35,18 +36,19 @@ _MOST_CPU_POOL = 4 * 2**30
 
 def main() -> None:
     config = msgspec.json.decode(sys.argv[1], type=Config)
+    options = config.options
     # The terminal's Ctrl-C goes to the whole group; when to end is for the service to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    prepare_process(config.log_level, config.log_format, config.threads)
+    prepare_process(options.log_level, options.log_format, options.threads)
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.set(zmq.SNDHWM, 0)
         socket.set(zmq.RCVHWM, 0)
         socket.connect(config.endpoint)
         try:
-            runner = Runner(Path(config.folder), config.device, config.dtype, config.block_size)
-            blocks = num_blocks(runner, config)
-            core = EngineCore(runner, blocks, config.block_size, config.max_running, config.max_batch_tokens)
+            runner = Runner(Path(options.folder), options.device, options.dtype, options.block_size)
+            blocks = num_blocks(runner, options)
+            core = EngineCore(runner, blocks, options.block_size, options.max_running, options.max_batch_tokens)
         except (EngineStartError, ValueError, OSError) as error:
             _log.error("engine cannot start", reason=str(error))
             socket.send(encode(Refused(str(error))))
@@ -81,13 +83,13 @@ def serve(core: EngineCore, socket: zmq.Socket[bytes]) -> None:
         socket.send(encode(outcomes_of(results, core.load())))
 
 
-def num_blocks(runner: Runner, config: Config) -> int:
+def num_blocks(runner: Runner, options: EngineOptions) -> int:
     """Blocks of the pool: as configured, or as many as all running sequences could use, as far as memory allows."""
-    per_block = runner.bytes_per_token() * config.block_size
-    memory = config.kv_cache_memory
+    per_block = runner.bytes_per_token() * options.block_size
+    memory = options.kv_cache_memory
     if not memory:
         context: int = runner.context_length
-        useful = config.max_running * -(-context // config.block_size) * per_block
+        useful = options.max_running * -(-context // options.block_size) * per_block
         memory = min(useful, _free_memory(runner.device))
     if memory < per_block:
         raise EngineStartError(f"a pool of {memory} bytes holds no block of {per_block} bytes; raise EPD_KV_CACHE_MEMORY")

@@ -1,0 +1,22 @@
+"""How the embedded engine runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """``kv_cache_memory`` is in bytes, 0 for as much as is useful and there; ``folder`` is the checkpoint's."""
+
+    folder: str
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 1
+    block_size: int = 16
+    kv_cache_memory: int = 0
+    max_running: int = 64
+    max_batch_tokens: int = 1024
+    max_queue: int = 1024
+    log_level: str = "info"
+    log_format: str = "text"
