@@ -1,6 +1,8 @@
-"""The control call: the schema of ``POST /encode`` and of ``GET /v1/info``, which both services share."""
+"""The control calls between the services, as schemas: ``/encode``, ``/v1/subscribe``, ``/v1/encoders`` and ``/v1/info``."""
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -62,6 +64,23 @@ class EncodeResponse(_Schema):
     items: tuple[ItemMetadata, ...]
 
 
+class EncoderState(StrEnum):
+    """What an encoder says of itself. ``leaving`` is its last word."""
+
+    READY = "ready"
+    DRAINING = "draining"
+    LEAVING = "leaving"
+
+
+class Subscription(_Schema):
+    """``POST /v1/subscribe``: asks an encoder for signs of life on the data channel, at ``reply_to``, one every ``interval``
+    seconds, the first at once, for ``lease`` seconds from now on."""
+
+    reply_to: str = Field(max_length=512, examples=["tcp://127.0.0.1:5557"])
+    interval: float = Field(gt=0, le=60)
+    lease: float = Field(gt=0, le=600)
+
+
 class ServiceInfo(BaseModel):
     """``GET /v1/info`` of either service. ``parameters`` counts them by top-level module."""
 
@@ -78,3 +97,27 @@ class ServiceInfo(BaseModel):
     dtype: str
     parameters: dict[str, int]
     parameters_total: int
+
+
+class EncoderStatus(BaseModel):
+    """The answer to a ``Subscription``: what the encoder is, and how busy. ``max_items`` bounds ``items_in_work``."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    info: ServiceInfo
+    state: EncoderState
+    items_in_work: int = Field(ge=0)
+    max_items: int = Field(gt=0)
+
+
+class Registration(BaseModel):
+    """``POST /v1/encoders``: an encoder announces itself, with its capacity and the base URL that it is reached at.
+
+    It says so again and again; one that falls silent and does not answer is forgotten.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    url: str = Field(max_length=512, examples=["http://encoder:8001"])
+    info: ServiceInfo
+    max_items: int = Field(gt=0)

@@ -31,7 +31,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 class EpdError(Exception):
     """A failure with a fixed ``code``, HTTP ``status`` and OpenAI error ``type``.
 
-    ``param`` names the part of the request that is at fault, where one is; ``retry_after`` is in seconds.
+    ``param`` names the part of the request that is at fault, where one is; ``retry_after`` is in seconds; ``encoder`` is the
+    base URL of the encoder that the failure came from, for the log.
     """
 
     code: ClassVar[str]
@@ -41,6 +42,7 @@ class EpdError(Exception):
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.message = message
+        self.encoder: str | None = None
         self.param = param
         self.retry_after = retry_after
 

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from shared.errors import EpdError, ErrorBody, InvalidRequest, body_of, from_exception, from_validation, headers_of
+from shared.lifecycle import Drain
 from shared.telemetry import Metrics, get_logger, log_failure, new_request_id
 
 _log = get_logger("http")
@@ -31,8 +32,9 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def install(app: FastAPI, metrics: Metrics, max_body_bytes: int) -> None:
-    """Gives ``app`` the common routes, error handlers and middleware."""
+def install(app: FastAPI, metrics: Metrics, max_body_bytes: int, drain: Drain) -> None:
+    """Gives ``app`` the common routes, error handlers and middleware, and ``app.state.drain``."""
+    app.state.drain = drain
 
     @app.get("/health", summary="The process is alive and its event loop turns")
     async def health() -> dict[str, str]:
@@ -48,7 +50,7 @@ def install(app: FastAPI, metrics: Metrics, max_body_bytes: int) -> None:
     # ClientDisconnect and what else is no answer pass on to the envelope.
     for kind in (EpdError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, on_error)
-    app.add_middleware(Envelope, metrics=metrics, max_body_bytes=max_body_bytes)
+    app.add_middleware(Envelope, metrics=metrics, max_body_bytes=max_body_bytes, drain=drain)
 
 
 def respond(scope: Scope, cause: BaseException) -> JSONResponse:
@@ -61,7 +63,7 @@ def respond(scope: Scope, cause: BaseException) -> JSONResponse:
         error = from_exception(cause)
     status = cause.status_code if isinstance(cause, HTTPException) else error.status
     scope["epd_code"] = error.code
-    log_failure(_log, error, cause)
+    log_failure(_log, error, cause, probe=scope["path"] == "/ready")
     return JSONResponse(body_of(error).model_dump(), status_code=status, headers=headers_of(error))
 
 
@@ -98,8 +100,9 @@ class BodyTooLarge(InvalidRequest):
 class Envelope:
     """Gives each request its id, counts and times it, bounds its body, and answers what nothing else caught."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int, drain: Drain) -> None:
         self.app = app
+        self.drain = drain
         self.metrics = metrics
         self.max_body_bytes = max_body_bytes
 
@@ -119,7 +122,7 @@ class Envelope:
                 message["headers"] = [*message["headers"], (REQUEST_ID_HEADER.encode(), request_id.encode())]
             await send(message)
 
-        with bound_contextvars(request_id=request_id):
+        with bound_contextvars(request_id=request_id), self.drain.request():
             try:
                 declared = headers.get("content-length", "0")
                 if declared.isdigit() and int(declared) > self.max_body_bytes:
@@ -159,16 +162,20 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
     Raises:
         ClientDisconnect: the client hung up first.
+        Unavailable: the service is ending, and has no time left for it.
     """
+    drain: Drain = request.app.state.drain
     doing = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnect(request))
+    expired = asyncio.create_task(drain.expired.wait())
     try:
-        await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise ClientDisconnect
-        return doing.result()
+        await asyncio.wait({doing, gone, expired}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        raise ClientDisconnect if gone.done() else drain.refuse()
     finally:
         gone.cancel()
+        expired.cancel()
         doing.cancel()
         await asyncio.gather(doing, return_exceptions=True)
 

@@ -1,20 +1,123 @@
-"""Running a service: logging, torch's threads, uvicorn."""
+"""Running a service: logging, torch's threads, uvicorn, and an end with manners."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import gc
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 import torch
 import uvicorn
 from fastapi import FastAPI
 
+from shared.errors import Unavailable
 from shared.settings import ServiceSettings
-from shared.telemetry import configure_logging
+from shared.telemetry import configure_logging, get_logger
+
+_log = get_logger("lifecycle")
 
 # Names of mallopt(3).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+# Of the time that draining may take, what stopping the service's parts needs after the last answer.
+_TIME_TO_STOP = 4.0
+
+
+class Drain:
+    """How a service ends: from the first signal on, what is open is finished and new work refused; when time is short, what
+    is still open is answered too.
+
+    ``refusal`` makes the error that new work, and in the end open work, gets.
+    """
+
+    def __init__(self, timeout: float, refusal: Callable[[], Unavailable]) -> None:
+        self._timeout = timeout
+        self._refusal = refusal
+        self._open = 0
+        self._deadline = float("inf")
+        self._on_begin: list[Callable[[], None]] = []
+        self._on_expiry: list[Callable[[], None]] = []
+        self.begun = False
+        self.expired = asyncio.Event()
+
+    def on_begin(self, callback: Callable[[], None]) -> None:
+        """Calls ``callback`` in the event loop when draining begins."""
+        self._on_begin.append(callback)
+
+    def on_expiry(self, callback: Callable[[], None]) -> None:
+        """Calls ``callback`` in the event loop when open work is to be answered at once."""
+        self._on_expiry.append(callback)
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """Inside it, a request is open."""
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+    def check(self) -> None:
+        """Refuses new work.
+
+        Raises:
+            Unavailable: draining has begun.
+        """
+        if self.begun:
+            raise self._refusal()
+
+    def refuse(self) -> Unavailable:
+        """The error for work that cannot be finished any more."""
+        return self._refusal()
+
+    def begin(self) -> None:
+        """Draining begins."""
+        if self.begun:
+            return
+        self.begun = True
+        self._deadline = time.monotonic() + self._timeout - min(_TIME_TO_STOP, self._timeout / 2)
+        _log.info("draining", open_requests=self._open, timeout=self._timeout)
+        for callback in self._on_begin:
+            callback()
+
+    def finished(self) -> bool:
+        """Whether nothing is open any more; asked several times a second."""
+        if not self.begun:
+            return False
+        if time.monotonic() > self._deadline and not self.expired.is_set():
+            _log.warning("draining took too long", open_requests=self._open)
+            self.expired.set()
+            for callback in self._on_expiry:
+                callback()
+        return self._open == 0 or time.monotonic() > self._deadline + 1.0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, except that the first signal drains, the second ends at once, and a drained service exits with 0."""
+
+    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._signalled = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if self._signalled:
+            os._exit(128 + sig)
+        self._signalled = True
+        # While the service is still starting there is nothing to finish.
+        self.should_exit = not self.started
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._signalled:
+            self._drain.begin()
+        return self._drain.finished() or await super().on_tick(counter)
 
 
 def prepare(settings: ServiceSettings) -> None:
@@ -52,13 +155,18 @@ def keep_freed_memory() -> None:
 
 
 def run(app: FastAPI, settings: ServiceSettings, port: int) -> None:
-    """Serves until SIGTERM or SIGINT."""
-    uvicorn.run(
+    """Serves until SIGTERM or SIGINT, then drains (``app.state.drain``), and ends the process with status 0."""
+    config = uvicorn.Config(
         app,
         host=settings.host,
         port=port,
         log_config=None,
         access_log=False,
-        timeout_graceful_shutdown=10,
+        timeout_graceful_shutdown=1,  # open requests have ended by then
         timeout_keep_alive=30,
+        backlog=4096,
     )
+    _Server(config, app.state.drain).run()
+    # A thread that hangs in a computation must not keep the process from ending; the interpreter would wait for it.
+    logging.shutdown()
+    os._exit(0)

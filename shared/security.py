@@ -30,3 +30,8 @@ def load_secret(path: Path | None) -> bytes:
 def derive_key(secret: bytes, purpose: str, length: int = KEY_BYTES) -> bytes:
     """``length`` bytes for one purpose, by SHAKE-256 over the length-prefixed secret and the purpose's name."""
     return hashlib.shake_256(len(secret).to_bytes(8, "little") + secret + purpose.encode()).digest(length)
+
+
+def control_token(secret: bytes) -> str:
+    """What services that share a secret show each other on control calls."""
+    return derive_key(secret, "control-token").hex()

@@ -33,6 +33,9 @@ class ServiceSettings(BaseSettings):
     threads: int = Field(0, ge=0, description="torch's CPU threads; 0 is half of the cores, since two services share them.")
     host: str = Field("127.0.0.1", description="Address that HTTP listens on.")
     secret_file: Path | None = Field(None, description="Deployment secret that keys are derived from; random without one.")
+    drain_timeout: float = Field(
+        10.0, gt=0, description="Seconds from SIGTERM to the end: open requests are finished, new ones refused."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     log_format: Literal["text", "json"] = Field("text", description="Log lines for people or for machines.")
 

@@ -72,10 +72,14 @@ def new_request_id(offered: str | None = None) -> str:
     return f"req-{uuid.uuid4().hex}"
 
 
-def log_failure(logger: FilteringBoundLogger, error: EpdError, cause: BaseException) -> None:
-    """The one log line of a failed request; the request id is bound to the context."""
-    fields = {"code": error.code, "status": error.status, "param": error.param, "reason": error.message}
-    if isinstance(error, ClientError):
+def log_failure(logger: FilteringBoundLogger, error: EpdError, cause: BaseException, *, probe: bool = False) -> None:
+    """The one log line of a failed request; the request id is bound to the context. Those of probes are for debugging."""
+    fields: dict[str, object] = {"code": error.code, "status": error.status, "param": error.param, "reason": error.message}
+    if error.encoder is not None:
+        fields["encoder"] = error.encoder
+    if probe:
+        logger.debug("probe failed", **fields)
+    elif isinstance(error, ClientError):
         logger.info("request refused", **fields)
     elif isinstance(error, Unavailable):
         logger.warning("request failed", **fields)

@@ -1,24 +1,25 @@
-"""The data message: schema, framing and verification. No sockets here.
+"""The messages of the data channel: schema, framing and verification. No sockets here.
 
 One multipart message an item: frame 0 is the header as JSON, then one frame a tensor with its raw little-endian bytes. A
-message that reports a failure has a header only. Nothing is ever unpickled.
+message that reports a failure has a header only, and so has a heartbeat. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from shared.control import EncoderState
 from shared.errors import EmbeddingCorrupt, EmbeddingIncompatible
 from shared.identity import Grid, Modality
 
-VERSION = 1
+VERSION = 2
 MAX_HEADER_BYTES = 64 * 1024
 MAX_TENSORS = 64
 
@@ -46,7 +47,8 @@ class _AnyVersion(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     version: int
-    request_id: str
+    kind: str = "item"
+    request_id: str = ""
     attempt: int = 0
     item: int = 0
 
@@ -70,6 +72,7 @@ class Header(_Strict):
     """Frame 0. ``tensors`` lists the frames that follow, ``embeds`` first; ``timings`` are in seconds by stage."""
 
     version: int = VERSION
+    kind: Literal["item"] = "item"
     request_id: str = Field(max_length=128)
     attempt: int = Field(ge=0)
     item: int = Field(ge=0)
@@ -84,6 +87,19 @@ class Header(_Strict):
     encoder_id: str
     timings: dict[str, float] = Field(default_factory=dict)
     failure: ItemFailure | None = None
+
+
+class Heartbeat(_Strict):
+    """A sign of life: the encoder's event loop turns, and what it sends arrives. ``items_in_work`` and ``max_items`` tell its
+    load."""
+
+    version: int = VERSION
+    kind: Literal["heartbeat"] = "heartbeat"
+    encoder_id: str = Field(max_length=128)
+    # Strict models take no string for an enumeration, but JSON has nothing else.
+    state: EncoderState = Field(strict=False)
+    items_in_work: int = Field(ge=0)
+    max_items: int = Field(gt=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +122,8 @@ def pack(header: Header, tensors: Mapping[str, Tensor]) -> list[Buffer]:
             raise ValueError(f"tensor {name} is {tensor.dtype}; only {', '.join(DTYPES)} cross the wire")
         specs.append(TensorSpec(name=name, dtype=DTYPE_NAMES[tensor.dtype], shape=tuple(tensor.shape)))
         frames.append(frame_of(tensor))
-    filled = header.model_copy(update={"tensors": tuple(specs), "digest": digest_of(frames)})
-    return [filled.model_dump_json().encode(), *frames]
+    filled = header.model_copy(update={"tensors": tuple(specs)})
+    return [filled.model_copy(update={"digest": digest_of(filled, frames)}).model_dump_json().encode(), *frames]
 
 
 def frame_of(tensor: Tensor) -> Buffer:
@@ -115,16 +131,17 @@ def frame_of(tensor: Tensor) -> Buffer:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def digest_of(frames: Sequence[Buffer]) -> str:
-    """XXH3-128 over all tensor frames: it catches corruption in flight; it authenticates nobody."""
-    digest = xxhash.xxh3_128()
+def digest_of(header: Header, frames: Sequence[Buffer]) -> str:
+    """XXH3-128 over the header (its digest left empty) and all tensor frames: it catches corruption in flight, also of what
+    says whose the tensors are; it authenticates nobody."""
+    digest = xxhash.xxh3_128(header.model_copy(update={"digest": ""}).model_dump_json().encode())
     for frame in frames:
         digest.update(frame)
     return digest.hexdigest()
 
 
-def read_header(frame: Buffer) -> Header:
-    """The header of a message.
+def read_header(frame: Buffer) -> Header | Heartbeat:
+    """The header of a message, or all of a heartbeat.
 
     Raises:
         EmbeddingCorrupt: not a header at all; it cannot be told whose it is.
@@ -137,6 +154,8 @@ def read_header(frame: Buffer) -> Header:
         known = _AnyVersion.model_validate_json(raw)
         if known.version != VERSION:
             raise ForeignVersion(known.request_id, known.attempt, known.item, known.version)
+        if known.kind == "heartbeat":
+            return Heartbeat.model_validate_json(raw)
         return Header.model_validate_json(raw)
     except ValidationError as error:
         raise EmbeddingCorrupt(f"The header does not follow the schema: {error.errors()[0]['msg']}.") from error
@@ -175,6 +194,6 @@ def read_tensors(header: Header, frames: Sequence[Buffer]) -> Message:
             raise EmbeddingCorrupt(f"The frame of {spec.name} does not have the size of its shape {spec.shape}.")
         empty = torch.empty(spec.shape, dtype=dtype)
         tensors[spec.name] = torch.frombuffer(frame, dtype=dtype).view(spec.shape) if count else empty
-    if digest_of(frames) != header.digest:
-        raise EmbeddingCorrupt("The digest of the tensor frames is wrong.")
+    if digest_of(header, frames) != header.digest:
+        raise EmbeddingCorrupt("The digest of the message is wrong.")
     return Message(header, tensors)

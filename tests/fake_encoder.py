@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -16,8 +18,16 @@ from fastapi import FastAPI, Request, Response
 from torch import Tensor
 
 from shared.checkpoint import fingerprint
-from shared.control import REQUEST_FIELD, EncodeRequest, EncodeResponse, ServiceInfo
-from shared.wire import VERSION, Buffer, Header, pack
+from shared.control import (
+    REQUEST_FIELD,
+    EncodeRequest,
+    EncodeResponse,
+    EncoderState,
+    EncoderStatus,
+    ServiceInfo,
+    Subscription,
+)
+from shared.wire import VERSION, Buffer, Header, Heartbeat, pack
 from tests.processes import DEMO_MODEL, free_port, wait_for
 
 GRID, TOKENS, WIDTH, LEVELS = (1, 4, 4), 4, 128, 2
@@ -30,6 +40,7 @@ class Call:
     request: EncodeRequest
     socket: zmq.Socket[bytes]
     fingerprint: str
+    encoder_id: str
     stopping: threading.Event
 
     def header(self, item: int, **changes: Any) -> Header:
@@ -43,7 +54,7 @@ class Call:
             "num_tokens": TOKENS,
             "grid_thw": GRID,
             "model_fingerprint": self.fingerprint,
-            "encoder_id": "fake",
+            "encoder_id": self.encoder_id,
         }
         return Header.model_validate(fields | changes)
 
@@ -61,7 +72,7 @@ class Call:
             self.send(self.message(item.index))
 
     def done(self) -> Response:
-        body = EncodeResponse(encoder_id="fake", items=())
+        body = EncodeResponse(encoder_id=self.encoder_id, items=())
         return Response(body.model_dump_json(), media_type="application/json")
 
 
@@ -76,13 +87,19 @@ def honest(call: Call) -> Response:
 
 @dataclass
 class FakeEncoder:
-    """Serves in a thread of the test. ``behaviour`` answers each call; ``calls`` counts them."""
+    """Serves in a thread of the test. ``behaviour`` answers each call; ``calls`` counts them. While ``beating`` is set, it
+    shows signs of life to whoever subscribed, in the state ``state``."""
 
     behaviour: Behaviour = honest
     model_fingerprint: str = field(default_factory=lambda: fingerprint(DEMO_MODEL))
     calls: int = 0
     port: int = field(default_factory=free_port)
     stopping: threading.Event = field(default_factory=threading.Event)
+    beating: threading.Event = field(default_factory=threading.Event)
+    state: EncoderState = EncoderState.READY
+    max_items: int = 256
+    encoder_id: str = field(default_factory=lambda: f"fake-{uuid.uuid4().hex[:8]}")
+    subscribers: dict[str, float] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -91,22 +108,11 @@ class FakeEncoder:
     def _app(self) -> FastAPI:
         app = FastAPI()
 
-        @app.get("/v1/info")
-        async def info() -> ServiceInfo:
+        @app.post("/v1/subscribe")
+        async def subscribe(subscription: Subscription) -> EncoderStatus:
             self._loop = asyncio.get_running_loop()
-            return ServiceInfo(
-                service="encoder",
-                service_id="fake",
-                version="0",
-                wire_version=VERSION,
-                model="fake",
-                model_type="qwen3_vl",
-                model_fingerprint=self.model_fingerprint,
-                device="cpu",
-                dtype="float32",
-                parameters={},
-                parameters_total=0,
-            )
+            self.subscribers[subscription.reply_to] = subscription.interval
+            return EncoderStatus(info=self.info(), state=self.state, items_in_work=0, max_items=self.max_items)
 
         @app.post("/encode")
         async def encode(request: Request) -> Response:
@@ -120,11 +126,39 @@ class FakeEncoder:
 
         return app
 
+    def info(self) -> ServiceInfo:
+        return ServiceInfo(
+            service="encoder",
+            service_id=self.encoder_id,
+            version="0",
+            wire_version=VERSION,
+            model="fake",
+            model_type="qwen3_vl",
+            model_fingerprint=self.model_fingerprint,
+            device="cpu",
+            dtype="float32",
+            parameters={},
+            parameters_total=0,
+        )
+
+    def _beat(self) -> None:
+        sockets: dict[str, zmq.Socket[bytes]] = {}
+        while not self.stopping.wait(min(self.subscribers.values(), default=0.02)):
+            beat = Heartbeat(encoder_id=self.encoder_id, state=self.state, items_in_work=0, max_items=self.max_items)
+            for endpoint in list(self.subscribers) if self.beating.is_set() else ():
+                if endpoint not in sockets:
+                    sockets[endpoint] = self._context.socket(zmq.PUSH)
+                    sockets[endpoint].set(zmq.SNDHWM, 4)
+                    sockets[endpoint].set(zmq.LINGER, 0)
+                    sockets[endpoint].connect(endpoint)
+                with contextlib.suppress(zmq.Again):
+                    sockets[endpoint].send(beat.model_dump_json().encode(), zmq.NOBLOCK)
+
     def _answer(self, request: EncodeRequest) -> Response:
         with self._context.socket(zmq.PUSH) as socket:
             socket.set(zmq.LINGER, 1000)
             socket.connect(request.reply_to)
-            return self.behaviour(Call(request, socket, self.model_fingerprint, self.stopping))
+            return self.behaviour(Call(request, socket, self.model_fingerprint, self.encoder_id, self.stopping))
 
     def drop_connections(self) -> None:
         """Closes the listening socket and resets all connections, as the death of the process would."""
@@ -139,6 +173,9 @@ class FakeEncoder:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
+        self.beating.set()
+        self._heart = threading.Thread(target=self._beat)
+        self._heart.start()
         wait_for(lambda: self._server.started, 10, "start of the fake encoder")
         return self
 
@@ -146,6 +183,7 @@ class FakeEncoder:
         self.stopping.set()
         self._server.should_exit = True
         self._thread.join()
+        self._heart.join()
         self._context.destroy(linger=0)
 
 

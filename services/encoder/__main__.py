@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pydantic_settings import CliApp
+from structlog.contextvars import bind_contextvars
 
 from services.encoder.app import create_app
 from services.encoder.settings import EncoderSettings
@@ -12,7 +13,10 @@ from shared.lifecycle import prepare, run
 def main() -> None:
     settings = CliApp.run(EncoderSettings)
     prepare(settings)
-    run(create_app(settings), settings, settings.port)
+    app = create_app(settings)
+    # Bound before the event loop exists, so that its tasks inherit it: every line says which encoder it is from.
+    bind_contextvars(encoder_id=app.state.encoder_id)
+    run(app, settings, settings.port)
 
 
 if __name__ == "__main__":

@@ -6,28 +6,51 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 
+from services.encoder.announcer import Announcer
+from services.encoder.faults.base import Call
+from services.encoder.faults.registry import Faults
+from services.encoder.faults.routes import install_fault_routes
 from services.encoder.fetch import Fetcher
+from services.encoder.heart import Heart
 from services.encoder.models.generic import VisionHalf
 from services.encoder.pipeline import Identity, Pipeline
 from services.encoder.publisher import Publisher
 from services.encoder.settings import EncoderSettings
 from shared.checkpoint import fingerprint, resolve
-from shared.control import REQUEST_FIELD, EncodeRequest, EncodeResponse, ServiceInfo
+from shared.control import (
+    REQUEST_FIELD,
+    EncodeRequest,
+    EncodeResponse,
+    EncoderState,
+    EncoderStatus,
+    ServiceInfo,
+    Subscription,
+)
 from shared.errors import EncoderUnavailable, InvalidRequest, from_validation
 from shared.http import ERROR_RESPONSES, component_schemas, install, schema_ref, unless_gone
 from shared.identity import ContentHasher
-from shared.lifecycle import settle
-from shared.security import load_secret
+from shared.lifecycle import Drain, settle
+from shared.security import control_token, load_secret
 from shared.telemetry import Metrics, get_logger
 from shared.wire import VERSION
 
 _log = get_logger("encoder")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the routes use; it exists while the service is up."""
+
+    info: ServiceInfo
+    pipeline: Pipeline
+    heart: Heart
 
 
 def create_app(settings: EncoderSettings) -> FastAPI:
@@ -35,39 +58,67 @@ def create_app(settings: EncoderSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        secret = load_secret(settings.secret_file)
         folder = await asyncio.to_thread(resolve, settings.model, settings.revision)
         model = await asyncio.to_thread(VisionHalf, folder, settings.device, settings.dtype)
         await asyncio.to_thread(model.warm_up)
-        identity = Identity(f"encoder-{uuid.uuid4().hex[:8]}", await asyncio.to_thread(fingerprint, folder))
-        hasher = ContentHasher(load_secret(settings.secret_file))
-        publisher = Publisher()
-        async with Fetcher(settings) as fetcher:
-            pipeline = Pipeline(settings, model, hasher, identity, fetcher, publisher, metrics)
-            async with pipeline:
-                app.state.pipeline = pipeline
-                app.state.info = describe(settings, model, identity)
-                settle()
-                _log.info("encoder ready", model=settings.model, encoder_id=identity.encoder_id, device=str(model.device))
-                yield
-                app.state.pipeline = None
+        identity = Identity(app.state.encoder_id, await asyncio.to_thread(fingerprint, folder))
+        info = describe(settings, model, identity)
+        publisher, hasher = Publisher(), ContentHasher(secret)
+        async with (
+            Fetcher(settings) as fetcher,
+            Pipeline(settings, model, hasher, identity, fetcher, publisher, faults, metrics) as pipeline,
+            Announcer(settings, info, control_token(secret)) as announcer,
+        ):
+            heart = Heart(settings, identity.encoder_id, pipeline, publisher, faults)
+            subscribers.set_function(lambda: len(heart))
+            drain.on_begin(announcer.stop)
+            drain.on_begin(lambda: heart.announce(EncoderState.DRAINING))
+            app.state.parts = Parts(info, pipeline, heart)
+            settle()
+            _log.info("encoder ready", model=settings.model, device=str(model.device))
+            yield
+            app.state.parts = None
+            heart.stop()
+            await faults.aclose()
         publisher.close()
 
-    metrics = Metrics()
+    def parts() -> Parts:
+        """Raises EncoderUnavailable while there are none."""
+        found: Parts | None = app.state.parts
+        if found is None:
+            raise EncoderUnavailable("The encoder is starting or stopping.")
+        return found
+
+    metrics, faults = Metrics(), Faults()
+    subscribers = metrics.gauge("epd_encoder_subscribers", "Language services that get heartbeats.")
+    drain = Drain(settings.drain_timeout, lambda: EncoderUnavailable("The encoder is draining."))
     app = FastAPI(title="EPD encoder", version=version("epd-pair"), lifespan=lifespan)
-    app.state.pipeline = None
-    install(app, metrics, settings.max_body_bytes)
+    app.state.encoder_id = f"encoder-{uuid.uuid4().hex[:8]}"
+    app.state.parts = None
+    install(app, metrics, settings.max_body_bytes, drain)
     component_schemas(app, EncodeRequest)
+    if settings.faults_enabled:
+        install_fault_routes(app, faults)
 
     @app.get("/ready", summary="The encoder takes requests", responses={503: ERROR_RESPONSES[503]})
     async def ready() -> dict[str, str]:
-        if app.state.pipeline is None:
-            raise EncoderUnavailable("The encoder is starting or stopping.")
+        drain.check()
+        if parts().heart.stalled:
+            raise EncoderUnavailable("The tower hangs.")
         return {"status": "ready"}
 
-    @app.get("/v1/info", summary="What this encoder is")
+    @app.get("/v1/info", summary="What this encoder is", responses={503: ERROR_RESPONSES[503]})
     async def info() -> ServiceInfo:
-        result: ServiceInfo = app.state.info
-        return result
+        return parts().info
+
+    @app.post("/v1/subscribe", summary="Ask for heartbeats", responses=ERROR_RESPONSES)
+    async def subscribe(subscription: Subscription) -> EncoderStatus:
+        up = parts()
+        up.heart.subscribe(subscription)
+        return EncoderStatus(
+            info=up.info, state=up.heart.state, items_in_work=up.pipeline.items_in_work, max_items=settings.max_items
+        )
 
     @app.post(
         "/encode",
@@ -91,11 +142,10 @@ def create_app(settings: EncoderSettings) -> FastAPI:
         },
     )
     async def encode(request: Request) -> EncodeResponse:
-        call, parts = await read_call(request, settings)
-        pipeline: Pipeline | None = app.state.pipeline
-        if pipeline is None:
-            raise EncoderUnavailable("The encoder is starting or stopping.")
-        return await unless_gone(request, pipeline.run(call, parts))
+        drain.check()
+        pipeline = parts().pipeline
+        asked, media = await read_call(request, settings)
+        return await unless_gone(request, pipeline.run(Call(asked, request.headers), media))
 
     return app
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from prometheus_client import Histogram
+from prometheus_client import Counter, Histogram
 
+from services.encoder.fair import FairQueue
 from shared.identity import MediaItem
 
 
@@ -24,7 +24,8 @@ class _Waiting:
 class Batcher:
     """Batches items across requests. It never waits for a batch to fill: the tower's own time does that under load.
 
-    The queue is bounded by the pipeline, which admits no more than ``max_items`` at once.
+    The queue is bounded by the pipeline, which admits no more than ``max_items`` at once. ``sizes`` observes the items of each
+    batch; ``cancelled`` counts, by stage, items whose callers left.
     """
 
     def __init__(
@@ -33,55 +34,68 @@ class Batcher:
         max_items: int,
         max_tokens: int,
         sizes: Histogram | None = None,
+        cancelled: Counter | None = None,
     ) -> None:
         self._encode = encode
         self._max_items = max_items
         self._max_tokens = max_tokens
         self._sizes = sizes
-        self._queue: deque[_Waiting] = deque()
+        self._cancelled = cancelled
+        self._queue: FairQueue[_Waiting] = FairQueue()
         self._computing: list[_Waiting] = []
+        self._began: float | None = None
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tower")
         self._task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        """Items that wait for the tower."""
+        return len(self._queue)
+
+    @property
+    def batch_seconds(self) -> float:
+        """For how long the tower has been computing its batch; 0 while it has none."""
+        return 0.0 if self._began is None else time.perf_counter() - self._began
 
     def start(self) -> None:
         """Begins to serve the queue."""
         self._task = asyncio.create_task(self._serve(), name="batcher")
 
     async def stop(self) -> None:
-        """Ends serving; what still waits is cancelled."""
+        """Ends serving; what still waits is cancelled. A batch that is being computed is not waited for."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         for waiting in (*self._queue, *self._computing):
             waiting.done.cancel()
-        self._thread.shutdown(wait=True)
+        self._thread.shutdown(wait=False)
 
-    async def encode(self, item: MediaItem) -> None:
-        """Computes ``item`` in place, with the seconds that it waited and that its batch took.
+    async def encode(self, item: MediaItem, call: Hashable = None) -> None:
+        """Computes ``item`` in place, with the seconds that it waited and that its batch took. Calls take turns.
 
         A caller that is cancelled while waiting leaves the queue, and its item is not computed.
         """
         waiting = _Waiting(item, asyncio.get_running_loop().create_future())
-        self._queue.append(waiting)
+        self._queue.push(call, waiting)
         self._arrived.set()
         try:
             await waiting.done
         except asyncio.CancelledError:
-            if waiting in self._queue:
-                self._queue.remove(waiting)
+            stage = "queue" if self._queue.remove(call, waiting) else "tower"
+            if self._cancelled is not None:
+                self._cancelled.labels(stage).inc()
             raise
 
     def _take(self) -> list[_Waiting]:
-        """The next batch: at least one item, then as many as both limits allow, in order of arrival."""
-        batch = [self._queue.popleft()]
+        """The next batch: at least one item, then as many as both limits allow, in the queue's order."""
+        batch = [self._queue.pop()]
         tokens = batch[0].item.num_tokens
         while self._queue and len(batch) < self._max_items:
-            following = self._queue[0].item
+            following = self._queue.peek().item
             tokens += following.num_tokens
             if tokens > self._max_tokens or following.features.keys() != batch[0].item.features.keys():
                 break
-            batch.append(self._queue.popleft())
+            batch.append(self._queue.pop())
         return batch
 
     async def _serve(self) -> None:
@@ -90,21 +104,30 @@ class Batcher:
             if not self._queue:
                 self._arrived.clear()
                 continue
-            self._computing = batch = self._take()
-            if not await self._compute(batch) and len(batch) > 1:
-                # One bad item must not fail its neighbours: each is tried by itself, and only the bad one fails.
-                for waiting in batch:
-                    await self._compute([waiting])
+            self._computing = self._take()
+            await self._finish(self._computing)
+            self._computing = []  # an idle tower keeps nothing
+
+    async def _finish(self, batch: Sequence[_Waiting]) -> None:
+        """Everyone in the batch gets a result or an error."""
+        if await self._compute(batch) or len(batch) == 1:
+            return
+        # One bad item must not fail its neighbours: each is tried by itself, and only the bad one fails.
+        for waiting in batch:
+            if not waiting.done.done():
+                await self._compute([waiting])
 
     async def _compute(self, batch: Sequence[_Waiting]) -> bool:
         """Runs the tower once. A failure is reported to the waiting only where it is clear whose it is."""
-        began = time.perf_counter()
+        self._began = began = time.perf_counter()
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, [waiting.item for waiting in batch])
         except Exception as error:
             if len(batch) == 1 and not batch[0].done.done():
                 batch[0].done.set_exception(error)
             return False
+        finally:
+            self._began = None
         spent = time.perf_counter() - began
         if self._sizes is not None:
             self._sizes.observe(len(batch))

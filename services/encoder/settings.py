@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from shared.addresses import base_urls, check_base_url
 from shared.settings import ServiceSettings
 
 
@@ -14,13 +15,45 @@ class EncoderSettings(ServiceSettings):
     model_config = SettingsConfigDict(cli_prog_name="python -m services.encoder")
 
     port: int = Field(8001, description="Port that HTTP listens on.")
+    announce_to: str = Field(
+        "", description="Base URLs of language services that the encoder registers with, separated by commas; may be empty."
+    )
+    advertise_url: str | None = Field(
+        None, description="Base URL that language services reach it at; without one, the address that routes to each of them."
+    )
+    announce_interval: float = Field(1.0, gt=0, description="Seconds between registrations.")
     max_items: int = Field(256, gt=0, description="Items in work or waiting; past it a request gets 503 encoder_overloaded.")
+    max_bytes: int = Field(
+        2**30, gt=0, description="Bytes of media and features held at once; past it a request gets 503 encoder_overloaded."
+    )
     max_batch_items: int = Field(16, gt=0, description="Items that the tower computes together.")
     max_batch_tokens: int = Field(16_384, gt=0, description="Tokens that the tower computes together, past the first item.")
+    stall_timeout: float = Field(
+        20.0,
+        gt=0,
+        description="Seconds that the tower may take for one batch; past it the encoder counts as wedged: its heartbeats stop.",
+    )
     max_media_bytes: int = Field(32 * 2**20, gt=0, description="Bytes of one encoded picture.")
     max_body_bytes: int = Field(256 * 2**20, gt=0, description="Bytes of one request's body.")
     max_pixels: int = Field(100_000_000, gt=0, description="Pixels of one picture, before it is scaled.")
+    max_fetches: int = Field(32, gt=0, description="URLs that are fetched at once; requests take turns.")
     fetch_timeout: float = Field(10.0, gt=0, description="Seconds for fetching one URL, redirects included.")
     fetch_redirects: int = Field(3, ge=0, description="Redirects followed for one URL.")
     allow_private_urls: bool = Field(False, description="Fetch URLs that lead to private and loopback addresses too.")
     publish_timeout: float = Field(2.0, gt=0, description="Seconds for handing one message to a connected receiver.")
+    faults_enabled: bool = Field(False, description="Serve /v1/faults, by which this encoder is made to fail; for tests only.")
+
+    @field_validator("announce_to")
+    @classmethod
+    def _check_announce_to(cls, value: str) -> str:
+        base_urls(value)
+        return value
+
+    @field_validator("advertise_url")
+    @classmethod
+    def _check_advertise_url(cls, value: str | None) -> str | None:
+        return check_base_url(value) if value else None
+
+    def language_urls(self) -> tuple[str, ...]:
+        """The language services that the encoder registers with, in order, without repeats."""
+        return base_urls(self.announce_to)

@@ -12,9 +12,11 @@ from pathlib import Path
 import httpx
 from fastapi import FastAPI
 
+from services.language.api.encoders import install_encoder_routes
 from services.language.api.routes import install_routes
 from services.language.chat import ChatService
 from services.language.embeddings.assembly import Assembler
+from services.language.embeddings.attempt import Attempts
 from services.language.embeddings.dispatch import Dispatcher, reply_address
 from services.language.embeddings.gather import Gatherer
 from services.language.embeddings.pool import EncoderPool
@@ -28,7 +30,8 @@ from shared.checkpoint import fingerprint, pick_device, resolve
 from shared.control import ServiceInfo
 from shared.errors import EngineOverloaded
 from shared.http import ERROR_RESPONSES, install
-from shared.lifecycle import settle
+from shared.lifecycle import Drain, settle
+from shared.security import control_token, load_secret
 from shared.telemetry import Metrics, get_logger
 from shared.wire import VERSION
 
@@ -54,30 +57,34 @@ def create_app(settings: LanguageSettings) -> FastAPI:
             def reply_to(base_url: str) -> str:
                 return reply_address(base_url, settings.data_host, receiver.port, settings.advertise_host)
 
-            interval, timeout = settings.health_interval, settings.health_timeout
-            pool = EncoderPool(settings.encoder_urls(), identity, client, reply_to, interval, timeout)
+            dispatcher = Dispatcher(client, settings.liveness_timeout)
+            pool = EncoderPool(settings.encoder_urls(), identity, dispatcher, reply_to, settings, metrics)
+            receiver.on_sign = pool.sign
             await owned.enter_async_context(pool)
             await starting
             measure_engine(engine, metrics)
-            gatherer = Gatherer(settings, pool, Dispatcher(client), receiver, metrics)
-            app.state.chat = ChatService(settings, facts, gatherer, engine)
+            attempts = Attempts(dispatcher, receiver, settings.arrival_grace)
+            gatherer = Gatherer(pool, attempts, receiver, settings.encoder_retries, metrics)
+            app.state.chat = ChatService(settings, facts, gatherer, engine, drain, metrics)
+            drain.on_expiry(lambda: engine.abort("The service is stopping, and has no time left for this answer."))
             app.state.pool, app.state.engine = pool, engine
             app.state.info = describe(settings, facts, engine, identity)
             settle()
             _log.info("language service ready", model=settings.model, data_port=receiver.port)
             yield
-            app.state.chat = None
 
     metrics = Metrics()
+    drain = Drain(settings.drain_timeout, lambda: EngineOverloaded("The language service is stopping."))
     app = FastAPI(title="EPD language service", version=version("epd-pair"), lifespan=lifespan)
-    app.state.chat = None
-    install(app, metrics, settings.max_body_bytes)
-    install_routes(app, settings.model_name())
+    install(app, metrics, settings.max_body_bytes, drain)
+    install_routes(app, settings.model_name(), settings.request_timeout)
+    install_encoder_routes(app, registration_token(settings))
 
     @app.get("/ready", summary="The engine takes requests", responses={503: ERROR_RESPONSES[503]})
     async def ready() -> dict[str, str | int]:
-        if app.state.chat is None or not app.state.engine.ready():
-            raise EngineOverloaded("The engine is starting or stopping.")
+        drain.check()
+        if not app.state.engine.ready():
+            raise EngineOverloaded("The engine is being restarted.")
         # Text needs no encoder, so a missing one does not make the service unready; it is told beside.
         return {"status": "ready", "encoders_ready": app.state.pool.ready()}
 
@@ -101,6 +108,7 @@ def engine_options(settings: LanguageSettings, folder: Path) -> EngineOptions:
         max_running=settings.max_running,
         max_batch_tokens=settings.max_batch_tokens,
         max_queue=settings.max_queue,
+        max_embedding_bytes=settings.max_embedding_bytes,
         log_level=settings.log_level,
         log_format=settings.log_format,
     )
@@ -108,7 +116,15 @@ def engine_options(settings: LanguageSettings, folder: Path) -> EngineOptions:
 
 def receiver_of(settings: LanguageSettings, assembler: Assembler, metrics: Metrics) -> Receiver:
     """The data socket as the settings want it."""
-    return Receiver(assembler, settings.data_host, settings.data_port, settings.max_message_bytes, metrics)
+    limits = settings.max_message_bytes, settings.max_embedding_bytes
+    return Receiver(assembler, settings.data_host, settings.data_port, *limits, metrics)
+
+
+def registration_token(settings: LanguageSettings) -> str | None:
+    """What encoders must know to register: nothing (empty) where registration is open; None where it is closed."""
+    if settings.secret_file is not None:
+        return control_token(load_secret(settings.secret_file))
+    return "" if settings.open_registration else None
 
 
 def measure_engine(engine: Engine, metrics: Metrics) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import xxhash
+
 from services.language.completion import Completion
+from services.language.deadline import Deadline
 from services.language.embeddings.gather import Gatherer
 from services.language.engine.interface import Engine, EngineRequest, Prompt, Sampling
 from services.language.models.facts import LanguageFacts
@@ -19,6 +22,9 @@ from services.language.settings import LanguageSettings
 from shared.dataurl import decode_data_url, is_data_url
 from shared.errors import EngineOverloaded, InvalidRequest
 from shared.identity import MediaItem
+from shared.lifecycle import Drain
+from shared.pace import Pace
+from shared.telemetry import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,7 @@ class ChatRequest:
     """What the API asks of the pair, free of HTTP.
 
     ``max_tokens`` None means as many as the context has room for; it and the model's end tokens complete ``sampling``.
+    ``deadline`` is that of the whole answer; ``forwarded`` are headers that encoders get to see.
     """
 
     request_id: str
@@ -33,6 +40,8 @@ class ChatRequest:
     stops: list[str]
     max_tokens: int | None
     sampling: Sampling
+    deadline: Deadline
+    forwarded: Mapping[str, str] = field(default_factory=dict)
     ignore_eos: bool = False
     answers: int = 1
 
@@ -40,13 +49,23 @@ class ChatRequest:
 class ChatService:
     """Everything that happens before the first token. Whatever fails here fails before any response header is sent."""
 
-    def __init__(self, settings: LanguageSettings, model: LanguageFacts, gatherer: Gatherer, engine: Engine) -> None:
+    def __init__(
+        self,
+        settings: LanguageSettings,
+        model: LanguageFacts,
+        gatherer: Gatherer,
+        engine: Engine,
+        drain: Drain,
+        metrics: Metrics,
+    ) -> None:
+        self._drain = drain
+        self._stages = metrics.histogram("epd_stage_seconds", "Time of one request in one stage before the engine.", "stage")
         self._settings = settings
         self._model = model
         self._gatherer = gatherer
         self._engine = engine
         self._template = ChatTemplate(model.tokenizer)
-        self._admitted = 0
+        self._admitted = Pace()
         # No text of more characters can fit: each token stands for at most as many as the longest in the vocabulary.
         self._most_text = model.context_length * max(len(token) for token in model.tokenizer.get_vocab())
 
@@ -65,15 +84,17 @@ class ChatService:
         """A place among the requests that are prepared or answered; held until the answer, or its stream, begins.
 
         Raises:
-            EngineOverloaded: there is none; nothing of the request was read yet.
+            EngineOverloaded: there is none, or the service is ending; nothing of the request was read yet.
         """
-        if self._admitted >= self._settings.max_queue:
-            raise EngineOverloaded(f"{self._admitted} requests are in work; that is all this service takes.")
-        self._admitted += 1
+        self._drain.check()
+        if self._admitted.open >= self._settings.max_queue:
+            text = f"{self._admitted.open} requests are in work; that is all this service takes."
+            raise EngineOverloaded(text, retry_after=self._admitted.time_for(1))
+        self._admitted.begin()
         try:
             yield
         finally:
-            self._admitted -= 1
+            self._admitted.end()
 
     async def start(self, request: ChatRequest) -> list[Completion]:
         """Submits the request to the engine once all its embeddings arrived and verified; one completion an answer.
@@ -90,15 +111,20 @@ class ChatService:
         if length > self._most_text:
             limit = self._model.context_length
             raise InvalidRequest(f"{length} characters of text cannot fit into a context of {limit} tokens.", param="messages")
-        token_ids = await asyncio.to_thread(self._template.tokenize, request.conversation)
+        with self._stages.labels("tokenize").time():
+            token_ids = await asyncio.to_thread(self._template.tokenize, request.conversation)
         check_placeholders(token_ids, self._model.placeholders, len(media))
         # Each placeholder gives way to its item's tokens, so only the text is sure to stay.
         text_tokens = len(token_ids) - len(media)
         room = self._model.context_length - (1 if request.max_tokens is None else request.max_tokens)
         self._check_size(text_tokens, request.max_tokens)
-        sources = await asyncio.to_thread(decode_sources, media, self._settings.max_media_bytes)
-        items = await self._gatherer.gather(request.request_id, sources, room - text_tokens)
-        prompt = await asyncio.to_thread(self._prompt, token_ids, items)
+        with self._stages.labels("media").time():
+            sources = await asyncio.to_thread(prepare_sources, media, self._settings.max_media_bytes)
+        with self._stages.labels("embeddings").time():
+            deadline = request.deadline.lowered(self._settings.embedding_timeout, own=True)
+            items = await self._gatherer.gather(request.request_id, sources, room - text_tokens, deadline, request.forwarded)
+        with self._stages.labels("prompt").time():
+            prompt = await asyncio.to_thread(self._prompt, token_ids, items)
         self._check_size(len(prompt.token_ids), request.max_tokens)
         wanted = request.sampling
         sampling = replace(
@@ -120,7 +146,7 @@ class ChatService:
         """The ``number``-th answer; answers of a seeded request have seeds of their own, in order."""
         if sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + number)
-        call = EngineRequest(request.request_id, prompt, sampling)
+        call = EngineRequest(request.request_id, prompt, sampling, request.deadline.left())
         return Completion(self._engine, call, self._model.tokenizer, request.stops)
 
     def _prompt(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Prompt:
@@ -137,16 +163,16 @@ class ChatService:
             )
 
 
-def decode_sources(media: Sequence[MediaSource], max_bytes: int) -> list[MediaSource]:
-    """Data URLs become raw bytes, so that they cross to the encoder as they are; other URLs stay.
+def prepare_sources(media: Sequence[MediaSource], max_bytes: int) -> list[MediaSource]:
+    """Data URLs become raw bytes, so that they cross to the encoder as they are; other URLs stay. Each gets its key.
 
     Raises:
         InvalidMedia: a data URL is broken, empty or too large.
     """
-    decoded = []
+    prepared = []
     for source in media:
         if source.url is not None and is_data_url(source.url):
-            data = decode_data_url(source.url, max_bytes, source.param)
-            source = MediaSource(source.index, source.modality, source.param, data=data)
-        decoded.append(source)
-    return decoded
+            source = replace(source, url=None, data=decode_data_url(source.url, max_bytes, source.param))
+        key = xxhash.xxh3_128_digest(source.data if source.data is not None else (source.url or "").encode())
+        prepared.append(replace(source, key=key))
+    return prepared

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from shared.addresses import base_urls
 from shared.settings import ServiceSettings
 
 
@@ -25,15 +25,28 @@ class LanguageSettings(ServiceSettings):
         None, description="Host that encoders send embeddings to; without one, the address that routes to each encoder."
     )
     embedding_timeout: float = Field(30.0, gt=0, le=3600, description="Seconds that a request waits for its embeddings.")
+    request_timeout: float = Field(600.0, gt=0, description="Seconds from a request's arrival to the end of its answer.")
+    encoder_retries: int = Field(1, ge=0, description="Times that an item may be moved to another encoder after a failure.")
+    liveness_timeout: float = Field(
+        2.0, gt=0, le=60, description="Seconds without a sign of life after which an encoder is lost."
+    )
+    breaker_failures: int = Field(
+        5, gt=0, description="Failures in a row after which an encoder gets single requests as probes only."
+    )
+    open_registration: bool = Field(
+        False, description="Let encoders register without the token that the same EPD_SECRET_FILE gives both services."
+    )
     arrival_grace: float = Field(
         1.0, gt=0, description="Seconds that an item may come after the encoder said that all were sent."
     )
     health_interval: float = Field(0.5, gt=0, description="Seconds between looks at each encoder.")
-    health_timeout: float = Field(2.0, gt=0, description="Seconds that such a look may take.")
     max_items_per_request: int = Field(32, gt=0, description="Pictures in one request.")
     max_media_bytes: int = Field(32 * 2**20, gt=0, description="Bytes of one picture in a data URL.")
     max_body_bytes: int = Field(64 * 2**20, gt=0, description="Bytes of one request's body.")
     max_message_bytes: int = Field(2**30, gt=0, description="Bytes of one embedding message.")
+    max_embedding_bytes: int = Field(
+        2**31, gt=0, description="Bytes of embeddings held for waiting requests, and once more in the engine; past it 503."
+    )
     kv_cache_memory: int = Field(0, ge=0, description="Bytes of the key/value pool; 0 is as much as is useful and there.")
     block_size: int = Field(16, gt=0, description="Tokens of one block of the pool.")
     max_running: int = Field(64, gt=0, description="Sequences that the engine computes together.")
@@ -43,21 +56,12 @@ class LanguageSettings(ServiceSettings):
     @field_validator("encoders")
     @classmethod
     def _check_encoders(cls, value: str) -> str:
-        for url in value.split(","):
-            if not url.strip():
-                continue
-            try:
-                parts = urlsplit(url.strip())
-                good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-            except ValueError:
-                good = False
-            if not good:
-                raise ValueError(f"{url.strip()!r} is not a base URL such as http://host:8001")
+        base_urls(value)
         return value
 
     def encoder_urls(self) -> tuple[str, ...]:
         """The configured encoders, in order, without repeats."""
-        return tuple(dict.fromkeys(url.strip().rstrip("/") for url in self.encoders.split(",") if url.strip()))
+        return base_urls(self.encoders)
 
     def model_name(self) -> str:
         """The model's name in the API."""

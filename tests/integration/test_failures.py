@@ -37,7 +37,11 @@ def encoder() -> Iterator[FakeEncoder]:
 @pytest.fixture(scope="module")
 def language(encoder: FakeEncoder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("failures")
-    options: dict[str, Any] = {"embedding_timeout": TIMEOUT, "arrival_grace": GRACE, "health_interval": 0.1}
+    options: dict[str, Any] = {
+        "embedding_timeout": TIMEOUT,
+        "arrival_grace": GRACE,
+        "health_interval": 0.1,
+    }
     with Service("language", folder, encoders=encoder.url, **options).start() as service:
         service.wait_until_ready(encoders=1)
         yield service
@@ -217,7 +221,7 @@ def test_repeated_late_and_foreign_messages_are_dropped_and_counted(encoder: Fak
 
     def outcomes() -> dict[str, float]:
         lines = httpx.get(f"{language.url}/metrics", trust_env=False).text.splitlines()
-        found = [line for line in lines if line.startswith("epd_messages_total{")]
+        found = [line for line in lines if line.startswith(("epd_messages_total{", "epd_late_messages_total{"))]
         return {line.split('"')[1]: float(line.rsplit(" ", 1)[1]) for line in found}
 
     encoder.behaviour = noisy

@@ -10,6 +10,7 @@ import pytest
 from services.language.api.routes import ask_of, parse
 from services.language.api.schemas import ChatCompletionChunk, ChunkChoice, Delta
 from services.language.api.sse import event
+from services.language.deadline import Deadline
 from shared.errors import InvalidRequest
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -32,7 +33,7 @@ def test_pictures_keep_their_order_and_place() -> None:
             {"role": "user", "content": [{"type": "text", "text": "And"}, {"type": "image_url", "image_url": "https://a/3.png"}]},
         ]
     )  # fmt: skip
-    ask = ask_of(body, "r")
+    ask = ask_of(body, "r", Deadline(1.0), {})
     assert [(source.index, source.url, source.param) for source in ask.conversation.media] == [
         (0, "https://a/1.png", "messages.1.content.0.image_url"),
         (1, "https://a/2.png", "messages.1.content.1.image_url"),

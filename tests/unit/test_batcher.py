@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -120,3 +122,67 @@ async def test_who_leaves_the_queue_is_not_computed() -> None:
         tower.free.set()
         await asyncio.gather(first, staying)
     assert tower.batches == [[1], [3]]
+
+
+async def test_calls_take_turns() -> None:
+    tower = Tower()
+    async with serving(tower, max_items=3) as batcher:
+        first = await held(tower, batcher)
+        waiting = [asyncio.create_task(batcher.encode(item(2), "many")) for _ in range(4)]
+        waiting += [asyncio.create_task(batcher.encode(item(3), "one"))]
+        await asyncio.sleep(0)
+        assert len(batcher) == 5
+        tower.free.set()
+        await asyncio.gather(first, *waiting)
+    assert tower.batches == [[1], [2, 3, 2], [2, 2]]
+
+
+async def test_it_tells_how_long_the_tower_has_been_at_its_batch() -> None:
+    tower = Tower()
+    async with serving(tower) as batcher:
+        assert batcher.batch_seconds == 0
+        first = await held(tower, batcher)
+        before = batcher.batch_seconds
+        await asyncio.sleep(0.02)
+        assert batcher.batch_seconds >= before + 0.02
+        tower.free.set()
+        await first
+        await asyncio.sleep(0)
+        assert batcher.batch_seconds == 0
+
+
+async def test_who_left_a_batch_that_fails_is_not_tried_again() -> None:
+    tower = Tower()
+    async with serving(tower) as batcher:
+        first = await held(tower, batcher)
+        bad, leaving, staying = (asyncio.create_task(batcher.encode(item(tokens))) for tokens in (0, 2, 3))
+        await asyncio.sleep(0)
+        tower.free.set()
+        await first
+        tower.free.clear()
+        tower.entered.clear()
+        await asyncio.to_thread(tower.entered.wait, 5)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        tower.free.set()
+        await asyncio.gather(bad, staying, return_exceptions=True)
+    assert tower.batches == [[1], [0, 2, 3], [0], [3]]
+
+
+@pytest.mark.parametrize("tokens", [2, 0])
+async def test_an_idle_tower_keeps_nothing(tokens: int) -> None:
+    tower = Tower()
+    async with serving(tower) as batcher:
+        first = await held(tower, batcher)
+        items = [item(tokens), item(tokens)]
+        waiting = [asyncio.create_task(batcher.encode(each)) for each in items]
+        await asyncio.sleep(0)
+        tower.free.set()
+        await asyncio.gather(first, *waiting, return_exceptions=True)
+        watched = [weakref.ref(each) for each in items]
+        del items, waiting, first
+        # A thread that waits for work still holds the last until it has put it away.
+        async with asyncio.timeout(5):
+            while any(each() is not None for each in watched):
+                gc.collect()
+                await asyncio.sleep(0.01)

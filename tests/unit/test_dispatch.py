@@ -22,7 +22,7 @@ URL = "http://127.0.0.1:9"
         (503, "encoder_overloaded", "encoder_overloaded"),
         (503, None, "encoder_overloaded"),
         (503, "embedding_timeout", "embedding_timeout"),
-        (503, "encoder_unavailable", "encoder_failed"),
+        (503, "encoder_unavailable", "encoder_unavailable"),
         (500, "internal_error", "encoder_failed"),
         (500, "invalid_media", "encoder_failed"),
         (502, None, "encoder_failed"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import threading
 import time
@@ -118,6 +119,14 @@ async def test_size_and_time_are_bounded(site: str, path: str, reason: str) -> N
     async with Fetcher(settings()) as fetcher:
         with pytest.raises(InvalidMedia, match=reason):
             await fetcher.fetch(f"{site}/{path}")
+
+
+@pytest.mark.parametrize("path", ["slow", "endless"])
+async def test_a_callers_deadline_that_passes_first_is_not_the_urls_fault(site: str, path: str) -> None:
+    async with Fetcher(settings(max_media_bytes=10**12)) as fetcher:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await fetcher.fetch(f"{site}/{path}")
 
 
 async def test_unreachable_and_unresolvable_hosts_are_named() -> None:

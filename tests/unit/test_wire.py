@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.control import EncoderState
 from shared.errors import EmbeddingCorrupt, EmbeddingIncompatible
-from shared.wire import MAX_HEADER_BYTES, VERSION, ForeignVersion, Header, pack, read_header, read_tensors
+from shared.wire import MAX_HEADER_BYTES, VERSION, ForeignVersion, Header, Heartbeat, pack, read_header, read_tensors
 
 
 def header(**changes: object) -> Header:
@@ -45,6 +46,27 @@ def test_tensors_arrive_bit_by_bit(dtype: torch.dtype) -> None:
     for name, tensor in sent.items():
         assert message.tensors[name].dtype == dtype
         assert torch.equal(message.tensors[name], tensor)
+
+
+def test_no_flipped_bit_of_a_header_passes_for_another_header() -> None:
+    """Whose embeddings these are is as much covered as the embeddings."""
+    sent = header(item=0, num_items=2)
+    frames = [bytes(frame) for frame in pack(sent, {"embeds": torch.zeros(3, 8)})]
+    original = read_header(frames[0])
+    for bit in range(8 * len(frames[0])):
+        flipped = bytearray(frames[0])
+        flipped[bit // 8] ^= 1 << bit % 8
+        try:
+            read = read_header(flipped)
+            assert isinstance(read, Header)
+            assert read_tensors(read, frames[1:]).header == original
+        except (EmbeddingCorrupt, EmbeddingIncompatible):
+            pass
+
+
+def test_a_heartbeat_is_told_from_an_item() -> None:
+    beat = Heartbeat(encoder_id="e", state=EncoderState.DRAINING, items_in_work=3, max_items=8)
+    assert read_header(beat.model_dump_json().encode()) == beat
 
 
 def test_contiguous_tensors_are_sent_without_a_copy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -11,13 +12,22 @@ from pydantic import ValidationError
 from services.language.api.answer import Answer, Chat
 from services.language.api.schemas import ChatCompletion, ChatCompletionRequest, ImagePart, ModelCard, ModelList
 from services.language.chat import ChatRequest
+from services.language.deadline import Deadline
 from services.language.engine.interface import Sampling
 from services.language.prompt.conversation import Conversation, MediaSource
 from shared.errors import InvalidRequest, from_validation
 from shared.http import ERROR_RESPONSES, component_schemas, request_id_of, schema_ref, unless_gone
 
+TIMEOUT_HEADER = "x-request-timeout"
+"""Seconds that the caller gives the request; it can only lower what the settings give."""
 
-def install_routes(app: FastAPI, model_name: str) -> None:
+FORWARDED_PREFIX = "x-epd-"
+"""Headers that begin so are passed on to encoders, whose faults can match them."""
+
+_MAX_FORWARDED = 8
+
+
+def install_routes(app: FastAPI, model_name: str, request_timeout: float) -> None:
     """Adds the OpenAI routes to ``app``, whose ``state.chat`` is a ``Chat`` once it is up."""
     router = APIRouter()
     created = int(time.time())
@@ -36,16 +46,25 @@ def install_routes(app: FastAPI, model_name: str) -> None:
             "requestBody": {
                 "required": True,
                 "content": {"application/json": {"schema": schema_ref(ChatCompletionRequest)}},
-            }
+            },
+            "parameters": [
+                {
+                    "name": TIMEOUT_HEADER,
+                    "in": "header",
+                    "schema": {"type": "number", "exclusiveMinimum": 0},
+                    "description": "Seconds that the request may take; past them it is answered 503.",
+                }
+            ],
         },
     )
     async def chat_completions(request: Request) -> Response:
         chat: Chat = app.state.chat
+        deadline = deadline_of(request, request_timeout)
         # Before the body is read: a body is the largest thing that a request holds.
         with chat.admitted():
             body = parse(await request.body(), model_name)
             answer = Answer(chat, model_name, body, request.scope)
-            call = ask_of(body, request_id_of(request))
+            call = ask_of(body, request_id_of(request), deadline, forwarded_of(request))
             return await unless_gone(request, answer.stream(call) if body.stream else answer.whole(call))
 
     app.include_router(router)
@@ -67,7 +86,39 @@ def parse(raw: bytes, model_name: str) -> ChatCompletionRequest:
     return body
 
 
-def ask_of(body: ChatCompletionRequest, request_id: str) -> ChatRequest:
+def deadline_of(request: Request, seconds: float) -> Deadline:
+    """The deadline of a request that arrives now: ``seconds``, or less if its header says so.
+
+    Raises:
+        InvalidRequest: the header holds no positive number.
+    """
+    deadline = Deadline(seconds)
+    wished = request.headers.get(TIMEOUT_HEADER)
+    if wished is None:
+        return deadline
+    try:
+        value = float(wished)
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise InvalidRequest(f"{TIMEOUT_HEADER} must be a positive number of seconds, not {wished!r}.", param=TIMEOUT_HEADER)
+    return deadline.lowered(value, own=False)
+
+
+def forwarded_of(request: Request) -> dict[str, str]:
+    """The headers that encoders get to see.
+
+    Raises:
+        InvalidRequest: there are too many.
+    """
+    forwarded = {name: value for name, value in request.headers.items() if name.startswith(FORWARDED_PREFIX)}
+    if len(forwarded) > _MAX_FORWARDED:
+        text = f"{len(forwarded)} headers begin with {FORWARDED_PREFIX}; at most {_MAX_FORWARDED} are passed on."
+        raise InvalidRequest(text, param=FORWARDED_PREFIX)
+    return forwarded
+
+
+def ask_of(body: ChatCompletionRequest, request_id: str, deadline: Deadline, forwarded: dict[str, str]) -> ChatRequest:
     """The request, free of HTTP: media in order, each with its place in the request."""
     messages: list[dict[str, Any]] = []
     media: list[MediaSource] = []
@@ -93,6 +144,8 @@ def ask_of(body: ChatCompletionRequest, request_id: str) -> ChatRequest:
         stops=body.stop,
         max_tokens=body.token_limit,
         sampling=sampling_of(body),
+        deadline=deadline,
+        forwarded=forwarded,
         ignore_eos=body.ignore_eos,
         answers=body.n,
     )

@@ -1,28 +1,26 @@
-"""The control call: asks one encoder for embeddings and says what its answer means."""
+"""The control calls: ask one encoder for embeddings or for signs of life, and say what its answer means."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
-from urllib.parse import urlsplit
+from collections.abc import Mapping, Sequence
 
 import httpx
 from pydantic import ValidationError
 
 from services.language.prompt.conversation import MediaSource
-from shared.control import REQUEST_FIELD, EncodeItem, EncodeRequest, EncodeResponse
+from shared.addresses import bracketed, host_towards, is_wildcard
+from shared.control import REQUEST_FIELD, EncodeItem, EncodeRequest, EncodeResponse, EncoderStatus, Subscription
 from shared.errors import (
     ClientError,
     EmbeddingTimeout,
     EncoderFailed,
     EncoderOverloaded,
+    EncoderUnavailable,
     EpdError,
     InvalidMedia,
     from_body,
 )
 from shared.http import REQUEST_ID_HEADER
-
-_WILDCARDS = ("", "0.0.0.0", "::", "*")
 
 
 class ConnectionBroke(EncoderFailed):
@@ -30,37 +28,64 @@ class ConnectionBroke(EncoderFailed):
 
 
 class Dispatcher:
-    """Posts ``/encode``. Raw media travel as multipart parts, URLs as URLs."""
+    """Raw media travel as multipart parts, URLs as URLs. ``subscribe_timeout`` is in seconds."""
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
+    def __init__(self, client: httpx.AsyncClient, subscribe_timeout: float) -> None:
         self._client = client
+        self._subscribe_timeout = subscribe_timeout
 
-    async def encode(self, base_url: str, call: EncodeRequest, media: Sequence[MediaSource]) -> EncodeResponse:
-        """Returns when the encoder has published all items.
+    async def subscribe(self, base_url: str, subscription: Subscription) -> EncoderStatus:
+        """Asks for signs of life; returns what the encoder is.
+
+        Raises:
+            ConnectionBroke: nothing is there.
+            EncoderFailed: what is there is slow to answer, or no encoder.
+        """
+        try:
+            response = await self._client.post(
+                f"{base_url}/v1/subscribe",
+                content=subscription.model_dump_json(),
+                headers={"content-type": "application/json"},
+                timeout=self._subscribe_timeout,
+            )
+            response.raise_for_status()
+            return EncoderStatus.model_validate_json(response.content)
+        except httpx.TimeoutException as error:
+            raise EncoderFailed(f"it does not answer ({type(error).__name__})") from error
+        except httpx.HTTPStatusError as error:
+            raise EncoderFailed(f"it answers with HTTP status {error.response.status_code}") from error
+        except ValidationError as error:
+            raise EncoderFailed("what answers there is not an encoder") from error
+        except Exception as error:
+            raise ConnectionBroke(f"it cannot be reached ({type(error).__name__})") from error
+
+    async def encode(
+        self, base_url: str, call: EncodeRequest, media: Sequence[MediaSource], forwarded: Mapping[str, str]
+    ) -> EncodeResponse:
+        """Returns when the encoder has published all items. The caller bounds the time; ``forwarded`` are headers.
 
         Raises:
             InvalidMedia, InvalidRequest: the client's media is at fault.
             EncoderOverloaded: the encoder refused for load.
+            EncoderUnavailable: it is draining.
             EncoderFailed: the connection broke, or the encoder failed or answered nonsense.
-            EmbeddingTimeout: the time in ``call`` ran out.
+            EmbeddingTimeout: the time in ``call`` ran out, by the encoder's clock.
         """
         files = {
             part_name(source): (part_name(source), source.data, "application/octet-stream")
             for source in media
             if source.data is not None
         }
-        headers = {REQUEST_ID_HEADER: call.request_id.partition("/")[0]}
+        headers = {**forwarded, REQUEST_ID_HEADER: call.request_id.partition("/")[0]}
         body = call.model_dump_json()
         try:
             if files:
                 response = await self._client.post(
-                    f"{base_url}/encode", data={REQUEST_FIELD: body}, files=files, headers=headers, timeout=call.timeout
+                    f"{base_url}/encode", data={REQUEST_FIELD: body}, files=files, headers=headers, timeout=None
                 )
             else:
                 headers["content-type"] = "application/json"
-                response = await self._client.post(f"{base_url}/encode", content=body, headers=headers, timeout=call.timeout)
-        except httpx.TimeoutException as error:
-            raise EmbeddingTimeout(f"The encoder at {base_url} did not answer within {call.timeout:.3g} s.") from error
+                response = await self._client.post(f"{base_url}/encode", content=body, headers=headers, timeout=None)
         except Exception as error:
             # Not httpx.HTTPError only: what lies beneath it raises other things when a peer dies while it is connected to.
             raise ConnectionBroke(f"The connection to the encoder at {base_url} broke ({type(error).__name__}).") from error
@@ -87,7 +112,7 @@ def meaning_of(status: int, body: bytes, retry_after: str | None, base_url: str)
     """The failure that an encoder's answer stands for: the client's stays the client's, everything else is the encoder's."""
     told = from_body(body)
     if status == httpx.codes.SERVICE_UNAVAILABLE:
-        if isinstance(told, EmbeddingTimeout):
+        if isinstance(told, EmbeddingTimeout | EncoderUnavailable):
             return told
         if isinstance(told, EncoderOverloaded) or told is None:
             text = told.message if told else f"The encoder at {base_url} refused for load."
@@ -111,13 +136,9 @@ def reply_address(base_url: str, bound_host: str, port: int, advertised: str | N
         EncoderFailed: the encoder's host has no route.
     """
     host = advertised or bound_host
-    if host in _WILDCARDS:
-        parts = urlsplit(base_url)
+    if is_wildcard(host):
         try:
-            family, kind, _, _, address = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, kind) as probe:
-                probe.connect(address)  # a datagram socket: nothing is sent, the kernel only picks the route
-                host = str(probe.getsockname()[0])
+            host = host_towards(base_url)
         except OSError as error:
             raise EncoderFailed(f"The encoder at {base_url} cannot be resolved or has no route ({error}).") from error
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return f"tcp://{bracketed(host)}:{port}"

@@ -3,41 +3,90 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from services.language.embeddings.dispatch import Dispatcher, item_of
-from services.language.embeddings.pool import Encoder, EncoderPool
-from services.language.embeddings.receiver import Receiver, Wait
+from services.language.deadline import Deadline
+from services.language.embeddings.attempt import Attempts
+from services.language.embeddings.encoder import Encoder, Share
+from services.language.embeddings.pool import EncoderPool
+from services.language.embeddings.receiver import Holding, Receiver
 from services.language.prompt.conversation import MediaSource
-from services.language.settings import LanguageSettings
-from shared.control import EncodeRequest, EncodeResponse
-from shared.errors import EmbeddingIncomplete, EmbeddingTimeout
+from shared.errors import (
+    EmbeddingCorrupt,
+    EmbeddingIncompatible,
+    EmbeddingIncomplete,
+    EmbeddingTimeout,
+    EncoderFailed,
+    EncoderLost,
+    EncoderOverloaded,
+    EncoderUnavailable,
+    EpdError,
+    Unavailable,
+)
 from shared.identity import MediaItem
-from shared.telemetry import Metrics
+from shared.telemetry import Metrics, get_logger
+from shared.together import together
+
+_log = get_logger("gather")
+
+# Nothing was done yet for a refused share, so moving it costs no retry: it ends when every healthy encoder has refused.
+_REFUSALS = (EncoderOverloaded, EncoderUnavailable)
+_MOVES = (
+    *_REFUSALS,
+    EncoderFailed,
+    EncoderLost,
+    EmbeddingIncomplete,
+    EmbeddingCorrupt,
+    EmbeddingIncompatible,
+)
+
+
+@dataclass
+class Job:
+    """One request's media on their way. ``items`` are those that arrived and verified, by index, from whichever attempt.
+
+    ``wire_id`` is what its messages are known by; ``forwarded`` are headers that encoders get to see.
+    """
+
+    wire_id: str
+    media: Sequence[MediaSource]
+    token_budget: int
+    deadline: Deadline
+    forwarded: Mapping[str, str]
+    holding: Holding
+    items: dict[int, MediaItem] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
 
 class Gatherer:
-    """Asks an encoder, waits for its messages, and gives up at the deadline."""
+    """Spreads a request's items over encoders, moves what fails to others, and gives up at the deadline."""
 
     def __init__(
-        self,
-        settings: LanguageSettings,
-        pool: EncoderPool,
-        dispatcher: Dispatcher,
-        receiver: Receiver,
-        metrics: Metrics,
+        self, pool: EncoderPool, attempts: Attempts, receiver: Receiver, encoder_retries: int, metrics: Metrics
     ) -> None:
-        self._settings = settings
         self._pool = pool
-        self._dispatcher = dispatcher
+        self._attempts = attempts
         self._receiver = receiver
-        self._closing: set[asyncio.Task[EncodeResponse]] = set()
-        self._seconds = metrics.histogram("epd_embedding_wait_seconds", "Time from asking for embeddings to having them all.")
+        self._retries = encoder_retries
+        self._seconds = metrics.histogram(
+            "epd_embedding_wait_seconds", "Time from asking for embeddings to having them all, or to the failure.", "code"
+        )
+        self._failovers = metrics.counter(
+            "epd_failover_total", "Items that were moved to another encoder, by the failure that moved them.", "code"
+        )
 
-    async def gather(self, request_id: str, media: Sequence[MediaSource], token_budget: int) -> list[MediaItem]:
+    async def gather(
+        self,
+        request_id: str,
+        media: Sequence[MediaSource],
+        token_budget: int,
+        deadline: Deadline,
+        forwarded: Mapping[str, str],
+    ) -> list[MediaItem]:
         """Verified items in the order of ``media``; none for none.
 
         Raises:
@@ -46,75 +95,64 @@ class Gatherer:
         """
         if not media:
             return []
-        began = time.perf_counter()
+        began, code = time.perf_counter(), "client_gone"
         # Callers choose their request ids, and may choose the same; what a wait is known by must be its own.
         wire_id = f"{request_id[:64]}/{uuid.uuid4().hex}"
-        timeout = self._settings.embedding_timeout
-        with (
-            self._pool.borrow() as encoder,
-            self._receiver.expect(wire_id, 0, [source.index for source in media]) as wait,
-        ):
-            try:
-                async with asyncio.timeout(timeout):
-                    await self._attempt(encoder, wait, wire_id, media, token_budget, timeout)
-            except TimeoutError as error:
-                raise EmbeddingTimeout(
-                    f"{len(media) - len(wait.items)} of {len(media)} embeddings did not arrive within {timeout:g} s; "
-                    "nothing was computed locally instead."
-                ) from error
-            self._seconds.observe(time.perf_counter() - began)
-            return [wait.items[source.index] for source in media]
-
-    async def _attempt(
-        self,
-        encoder: Encoder,
-        wait: Wait,
-        wire_id: str,
-        media: Sequence[MediaSource],
-        token_budget: int,
-        timeout: float,
-    ) -> None:
-        call = EncodeRequest(
-            request_id=wire_id,
-            attempt=0,
-            num_items=len(media),
-            items=tuple(item_of(source) for source in media),
-            reply_to=encoder.reply_to,
-            timeout=timeout,
-            token_budget=token_budget,
-        )
-        answer = asyncio.create_task(self._dispatcher.encode(encoder.url, call, media))
         try:
-            either: list[asyncio.Future[Any]] = [answer, wait.done]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not wait.done.done():
-                # The open response is a lease on the encoder: if it breaks, this raises at once.
-                await answer
-                await self._stragglers(wait, len(media))
-            # What came is verified in its turn; the deadline bounds that too.
-            await wait.done
-        except BaseException:
-            answer.cancel()
+            with self._receiver.holding() as holding:
+                job = Job(wire_id, media, token_budget, deadline, forwarded, holding)
+                await self._by_the_deadline(job)
+            code = "ok"
+            return [job.items[source.index] for source in media]
+        except Exception as error:
+            code = error.code if isinstance(error, EpdError) else "internal_error"
             raise
-        # All is here; the response only remains to be read, so that its connection can be used again.
-        self._closing.add(answer)
-        answer.add_done_callback(self._close)
-
-    async def _stragglers(self, wait: Wait, expected: int) -> None:
-        """Items may overtake the response or come a little after it, but not much."""
-        received = asyncio.create_task(wait.received.wait())
-        try:
-            either: list[asyncio.Future[Any]] = [received, wait.done]
-            await asyncio.wait(either, timeout=self._settings.arrival_grace, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            received.cancel()
-        if not wait.done.done() and not wait.received.is_set():
-            raise EmbeddingIncomplete(
-                f"The encoder said that it was done, but {len(wait.missing)} of {expected} embeddings never came; "
-                "nothing was computed locally instead."
-            )
+            self._seconds.labels(code).observe(time.perf_counter() - began)
 
-    def _close(self, answer: asyncio.Task[EncodeResponse]) -> None:
-        self._closing.discard(answer)
-        if not answer.cancelled():
-            answer.exception()  # of no consequence any more, but seen
+    async def _by_the_deadline(self, job: Job) -> None:
+        try:
+            async with asyncio.timeout(job.deadline.left()):
+                await self._run(job, self._pool.assign(job.media), frozenset(), self._retries)
+        except TimeoutError as error:
+            raise EmbeddingTimeout(
+                f"{len(job.media) - len(job.items)} of {len(job.media)} embeddings did not arrive within "
+                f"{job.deadline.seconds:g} s; nothing was computed locally instead."
+            ) from error
+
+    async def _run(self, job: Job, shares: Sequence[Share], avoiding: frozenset[Encoder], retries: int) -> None:
+        try:
+            await together([self._carry(job, share, avoiding, retries) for share in shares])
+        finally:
+            for share in shares:  # also those whose task never began
+                share.release()
+
+    async def _carry(self, job: Job, share: Share, avoiding: frozenset[Encoder], retries: int) -> None:
+        """Has one encoder do its share; what it fails to do is spread over others, while retries and deadline allow."""
+        try:
+            await self._attempts.run(job, share)
+        except asyncio.CancelledError:
+            # A deadline that the caller wished for says nothing about the encoder; the service's own does.
+            if job.deadline.own and job.deadline.left() <= 0:
+                self._pool.report(share, EmbeddingTimeout("The deadline passed."))
+            raise
+        except EpdError as error:
+            late = isinstance(error, EmbeddingTimeout)
+            self._pool.report(share, error, blame=job.deadline.own or not late)
+            failure = error
+        else:
+            self._pool.report(share, None)
+            return
+        rest = share.rest(tuple(job.items))
+        refused = isinstance(failure, _REFUSALS)
+        if not isinstance(failure, _MOVES) or (retries == 0 and not refused):
+            raise failure
+        avoiding = avoiding | {share.encoder}
+        try:
+            shares = self._pool.assign(rest, avoiding)
+        except Unavailable:
+            # There is no other: the caller gets to know what happened, not that nobody is left.
+            raise failure from None
+        self._failovers.labels(failure.code).inc(len(rest))
+        _log.warning("items moved", items=len(rest), code=failure.code, reason=failure.message, encoder=share.encoder.url)
+        await self._run(job, shares, avoiding, retries if refused else retries - 1)

@@ -1,158 +1,329 @@
-"""The encoders that this service knows, and which of them can be asked now."""
+"""The encoders that this service knows, configured or registered, and which of them can be asked now."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
-import httpx
-from pydantic import ValidationError
-
-from services.language.embeddings.dispatch import ConnectionBroke
-from shared.control import ServiceInfo
-from shared.errors import EncoderFailed, EncoderUnavailable, EpdError
-from shared.telemetry import get_logger
-from shared.wire import VERSION
+from services.language.embeddings.breaker import Breaker
+from services.language.embeddings.choice import choose
+from services.language.embeddings.dispatch import ConnectionBroke, Dispatcher
+from services.language.embeddings.encoder import Encoder, EncoderView, Share, State
+from services.language.prompt.conversation import MediaSource
+from shared.addresses import check_base_url
+from shared.control import EncoderState, EncoderStatus, Registration, ServiceInfo, Subscription
+from shared.errors import (
+    ERRORS,
+    ClientError,
+    EncoderFailed,
+    EncoderLost,
+    EncoderOverloaded,
+    EncoderUnavailable,
+    EngineOverloaded,
+    EpdError,
+    InternalError,
+    InvalidRequest,
+)
+from shared.telemetry import Metrics, get_logger
+from shared.wire import VERSION, Heartbeat
 
 _log = get_logger("pool")
 
-
-class State(StrEnum):
-    """What is known of an encoder."""
-
-    UNKNOWN = "unknown"
-    READY = "ready"
-    DOWN = "down"
-    REFUSED = "refused"
+MAX_ENCODERS = 256
+# A registered encoder that is down and has not announced itself for so many seconds is forgotten.
+FORGET_AFTER = 30.0
+# Signs of life and monitor ticks in one liveness timeout; several, since one may be lost or late.
+_SIGNS = 8
+_TICKS = 20
 
 
-@dataclass(eq=False)
-class Encoder:
-    """One encoder: its base URL, state, and requests in flight. ``reason`` says why it is not ready.
+class PoolOptions(Protocol):
+    """The settings that are the pool's."""
 
-    ``reply_to`` is where it shall send embeddings; found when it becomes ready, since names may take long to resolve.
-    """
-
-    url: str
-    state: State = State.UNKNOWN
-    reason: str = "it was not looked at yet"
-    info: ServiceInfo | None = None
-    reply_to: str = ""
-    in_flight: int = 0
-    look_now: asyncio.Event = field(default_factory=asyncio.Event)
+    @property
+    def health_interval(self) -> float: ...
+    @property
+    def liveness_timeout(self) -> float: ...
+    @property
+    def breaker_failures(self) -> int: ...
 
 
 class EncoderPool:
-    """Looks at each encoder regularly and picks the least busy of those that are ready.
+    """Keeps a subscription to every encoder's signs of life, and assigns items to those that are ready.
 
-    An encoder with another checkpoint or wire version is refused, with the reason, until it changes.
+    A watcher an encoder asks it again and again (over HTTP) for signs of life (over the data channel). One whose answer is
+    compatible and whose signs arrive is ready. One whose connection breaks, or who falls silent, is not asked any more until
+    both are back. One with another checkpoint or wire version is refused, with the reason, until it changes.
     """
 
     def __init__(
         self,
         urls: Sequence[str],
         fingerprint: str,
-        client: httpx.AsyncClient,
+        dispatcher: Dispatcher,
         reply_address: Callable[[str], str],
-        interval: float,
-        timeout: float,
+        options: PoolOptions,
+        metrics: Metrics,
     ) -> None:
-        self.encoders = tuple(Encoder(url) for url in urls)
         self._fingerprint = fingerprint
-        self._client = client
+        self._dispatcher = dispatcher
         self._reply_address = reply_address
-        self._interval = interval
-        self._timeout = timeout
-        self._watchers: list[asyncio.Task[None]] = []
+        self._options = options
+        # Of its own: names that take long to resolve must not hold up what others do in threads.
+        self._resolver = ThreadPoolExecutor(2, thread_name_prefix="resolve")
+        self._tasks: dict[Encoder | None, asyncio.Task[None]] = {}
+        self._encoders: dict[str, Encoder] = {}
+        self._attempts = metrics.counter(
+            "epd_attempts_total", "Shares of requests that encoders were asked for, by outcome.", "encoder", "code"
+        )
+        metrics.gauge("epd_encoders_ready", "Encoders that can be asked now.").set_function(self.ready)
+        self._states = metrics.gauge("epd_encoder_ready", "Whether an encoder can be asked now.", "encoder")
+        self._loads = metrics.gauge("epd_encoder_in_flight", "Items that an encoder was asked for.", "encoder")
+        for url in urls:
+            self._add(url, configured=True)
 
     async def __aenter__(self) -> EncoderPool:
-        self._watchers = [asyncio.create_task(self._watch(encoder), name=f"watch {encoder.url}") for encoder in self.encoders]
+        self._tasks[None] = asyncio.create_task(self._monitor(), name="signs of life")
+        for encoder in self._encoders.values():
+            self._start(encoder)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for watcher in self._watchers:
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._resolver.shutdown(wait=False, cancel_futures=True)
 
     def ready(self) -> int:
         """How many encoders can be asked."""
-        return sum(encoder.state is State.READY for encoder in self.encoders)
+        return sum(encoder.state is State.READY for encoder in self._encoders.values())
 
-    @contextlib.contextmanager
-    def borrow(self) -> Iterator[Encoder]:
-        """The least busy encoder that is ready, counted as in use inside the block.
+    def describe(self) -> list[EncoderView]:
+        """All encoders, as the API shows them."""
+        return [encoder.view() for encoder in self._encoders.values()]
 
-        A connection that breaks inside the block takes the encoder out of the choice until it answers again.
+    # ---------------------------------------------------------------------------------------------------- assignment
+
+    def assign(self, sources: Iterable[MediaSource], avoiding: frozenset[Encoder] = frozenset()) -> list[Share]:
+        """Gives each source to an encoder: by affinity at first, and where encoders are avoided, to the least loaded.
 
         Raises:
-            EncoderUnavailable: none is ready.
+            EncoderUnavailable: none is healthy, or none besides those to avoid.
+            EncoderOverloaded: those that are have no room.
         """
-        usable = [encoder for encoder in self.encoders if encoder.state is State.READY]
+        usable = [
+            encoder
+            for encoder in self._encoders.values()
+            if encoder.state is State.READY and encoder.breaker.admits() and encoder not in avoiding
+        ]
         if not usable:
             raise EncoderUnavailable(self._why_none())
-        encoder = min(usable, key=lambda candidate: candidate.in_flight)
-        encoder.in_flight += 1
-        try:
-            yield encoder
-        except ConnectionBroke as error:
-            self._set(encoder, State.DOWN, error.message)
+        shares: dict[Encoder, Share] = {}
+        for source in sources:
+            free = [encoder for encoder in usable if encoder.load < encoder.capacity]
+            if not free:
+                for share in shares.values():
+                    share.release()
+                wait = min(encoder.pace.time_for(1 + encoder.load - encoder.capacity) for encoder in usable)
+                raise EncoderOverloaded("Every healthy encoder has as many items in work as it takes.", retry_after=wait)
+            encoder = choose(None if avoiding else source.key, free)
+            if encoder not in shares:
+                shares[encoder] = Share(encoder)
+            shares[encoder].add(source)
+        return list(shares.values())
+
+    def report(self, share: Share, error: EpdError | None, blame: bool = True) -> None:
+        """Says how a share ended, and releases it. Without ``blame`` the encoder is not held responsible for the failure."""
+        encoder = share.encoder
+        self._attempts.labels(encoder.url, "ok" if error is None else error.code).inc()
+        if error is None or isinstance(error, ClientError):
+            share.release(ok=True)
+            return
+        error.encoder = error.encoder or encoder.url
+        encoder.failures[error.code] += 1
+        if not blame or isinstance(error, EncoderOverloaded | EncoderUnavailable | EngineOverloaded | InternalError):
+            share.release()
+            if isinstance(error, EncoderUnavailable):
+                self._set(encoder, State.DRAINING, error.message)
+            return
+        share.release(ok=False)
+        if isinstance(error, EncoderLost):
+            encoder.breaker.trip()
+        elif isinstance(error, ConnectionBroke):
+            self._down(encoder, error.message)
             encoder.look_now.set()
-            raise
-        finally:
-            encoder.in_flight -= 1
 
     def _why_none(self) -> str:
-        if not self.encoders:
-            return "No encoder is configured, and this service computes no vision itself."
-        reasons = "; ".join(f"{encoder.url}: {encoder.reason}" for encoder in self.encoders)
+        if not self._encoders:
+            return "No encoder is configured or registered, and this service computes no vision itself."
+        reasons = "; ".join(
+            f"{encoder.url}: {encoder.reason or f'its circuit is {encoder.breaker.circuit}'}"
+            for encoder in self._encoders.values()
+        )
         return f"No encoder is healthy, and this service computes no vision itself ({reasons})."
 
+    # ------------------------------------------------------------------------------------------------- signs of life
+
+    def sign(self, encoder_id: str, heartbeat: Heartbeat | None) -> None:
+        """Something arrived from an encoder on the data channel."""
+        encoder = next((known for known in self._encoders.values() if known.encoder_id == encoder_id), None)
+        if encoder is None:
+            return
+        encoder.alive()
+        if heartbeat is None:
+            return
+        encoder.items_in_work, encoder.capacity = heartbeat.items_in_work, heartbeat.max_items
+        if heartbeat.state is EncoderState.LEAVING:
+            encoder.silent_for = float("inf")
+            self._down(encoder, "it said goodbye")
+            if not encoder.configured:
+                self._forget(encoder)
+        elif heartbeat.state is EncoderState.DRAINING:
+            self._set(encoder, State.DRAINING, "it is draining")
+        elif encoder.agreed:
+            self._set(encoder, State.READY, "")
+
+    async def _monitor(self) -> None:
+        """Counts each encoder's silence. A tick that comes very late counts as three at most: then it was this service that
+        stood still, and signs of life may lie unread."""
+        tick = self._options.liveness_timeout / _TICKS
+        before = time.monotonic()
+        while True:
+            await asyncio.sleep(tick)
+            now = time.monotonic()
+            for encoder in list(self._encoders.values()):
+                encoder.silent_for += min(now - before, 3 * tick)
+                if encoder.state in (State.READY, State.DRAINING) and encoder.silent_for > self._options.liveness_timeout:
+                    self._lost(encoder)
+                silent = encoder.state is State.DOWN and now - encoder.announced > FORGET_AFTER
+                if silent and not encoder.configured:
+                    self._forget(encoder)
+            before = now
+
+    def _lost(self, encoder: Encoder) -> None:
+        text = f"it showed no sign of life for {self._options.liveness_timeout:g} s"
+        encoder.breaker.trip()
+        self._down(encoder, text)
+        for wait in tuple(encoder.waits):
+            wait.fail(EncoderLost(f"The encoder at {encoder.url} is lost: {text}; nothing was computed locally instead."))
+
+    # ----------------------------------------------------------------------------------------------------- watching
+
     async def _watch(self, encoder: Encoder) -> None:
+        interval = self._options.health_interval
         while True:
             try:
-                info = await self._look(encoder)
                 if encoder.state is not State.READY:
-                    encoder.reply_to = await asyncio.to_thread(self._reply_address, encoder.url)
-                self._judge(encoder, info)
+                    loop = asyncio.get_running_loop()
+                    encoder.reply_to = await loop.run_in_executor(self._resolver, self._reply_address, encoder.url)
+                self._judge(encoder, await self._dispatcher.subscribe(encoder.url, self._subscription(encoder)))
             except EpdError as error:
-                self._set(encoder, State.DOWN, error.message)
+                # One that is only slow to answer, but shows life, is not down.
+                if isinstance(error, ConnectionBroke) or encoder.silent_for > self._options.liveness_timeout:
+                    self._down(encoder, error.message)
             except Exception as error:
                 # A watcher must outlive whatever it meets, or the encoder would never be seen again.
                 _log.error("looking at an encoder failed", url=encoder.url, exc_info=error)
-                self._set(encoder, State.DOWN, f"looking at it failed ({type(error).__name__})")
+                self._down(encoder, f"looking at it failed ({type(error).__name__})")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(encoder.look_now.wait(), self._interval)
+                await asyncio.wait_for(encoder.look_now.wait(), interval)
                 # Something just failed: give it a moment, then look sooner than usual.
-                await asyncio.sleep(min(0.1, self._interval))
+                await asyncio.sleep(min(0.1, interval))
             encoder.look_now.clear()
 
-    async def _look(self, encoder: Encoder) -> ServiceInfo:
-        try:
-            response = await self._client.get(f"{encoder.url}/v1/info", timeout=self._timeout)
-            response.raise_for_status()
-            return ServiceInfo.model_validate_json(response.content)
-        except httpx.HTTPError as error:
-            raise EncoderFailed(f"it does not answer ({type(error).__name__})") from error
-        except ValidationError as error:
-            raise EncoderFailed("what answers there is not an encoder") from error
+    def _subscription(self, encoder: Encoder) -> Subscription:
+        options = self._options
+        # Signs must go on while a few looks in a row are slow.
+        lease = max(10.0, 5 * (options.health_interval + options.liveness_timeout))
+        return Subscription(reply_to=encoder.reply_to, interval=options.liveness_timeout / _SIGNS, lease=min(600.0, lease))
 
-    def _judge(self, encoder: Encoder, info: ServiceInfo) -> None:
-        encoder.info = info
-        if info.service != "encoder":
-            self._set(encoder, State.REFUSED, f"it is a {info.service} service")
-        elif info.wire_version != VERSION:
-            self._set(encoder, State.REFUSED, f"it speaks wire version {info.wire_version}, this service speaks {VERSION}")
-        elif info.model_fingerprint != self._fingerprint:
-            text = f"its model {info.model} has fingerprint {info.model_fingerprint}, this service has {self._fingerprint}"
-            self._set(encoder, State.REFUSED, text)
-        else:
+    def _judge(self, encoder: Encoder, status: EncoderStatus) -> None:
+        if encoder.encoder_id != status.info.service_id:
+            # Another process: what was asked of the one before will never come, and what was held against it is void.
+            encoder.abandon(EncoderFailed(f"The encoder at {encoder.url} was restarted."))
+            encoder.breaker.reset()
+            encoder.silent_for = float("inf")
+        encoder.info, encoder.capacity, encoder.items_in_work = status.info, status.max_items, status.items_in_work
+        why_not = self._incompatible(status.info)
+        encoder.agreed = why_not is None
+        if why_not is not None:
+            self._set(encoder, State.REFUSED, why_not)
+        elif status.state is not EncoderState.READY:
+            self._set(encoder, State.DRAINING, f"it is {status.state.value}")
+        elif encoder.silent_for <= self._options.liveness_timeout:
             self._set(encoder, State.READY, "")
+        else:
+            # Not logged: the first sign is a moment behind the answer.
+            encoder.state, encoder.reason = State.DOWN, f"no sign of life of it arrives at {encoder.reply_to}"
+
+    def _incompatible(self, info: ServiceInfo) -> str | None:
+        if info.service != "encoder":
+            return f"it is a {info.service} service"
+        if info.wire_version != VERSION:
+            return f"it speaks wire version {info.wire_version}, this service speaks {VERSION}"
+        if info.model_fingerprint != self._fingerprint:
+            return f"its model {info.model} has fingerprint {info.model_fingerprint}, this service has {self._fingerprint}"
+        return None
+
+    # --------------------------------------------------------------------------------------------------- membership
+
+    def register(self, registration: Registration) -> None:
+        """An encoder announces itself; new ones are watched from now on.
+
+        Raises:
+            InvalidRequest: its address is none to send to, its model or wire version is another, or there are too many.
+        """
+        try:
+            url = check_base_url(registration.url)
+        except ValueError as error:
+            raise InvalidRequest(f"The encoder cannot be reached there: {error}.", param="url") from error
+        why_not = self._incompatible(registration.info)
+        if why_not is not None:
+            raise InvalidRequest(f"The encoder at {url} is refused: {why_not}.", param="info")
+        encoder = self._encoders.get(url)
+        if encoder is None:
+            if len(self._encoders) >= MAX_ENCODERS:
+                raise InvalidRequest(f"{MAX_ENCODERS} encoders are known already; that is all this service watches.")
+            encoder = self._add(url, configured=False)
+            encoder.capacity = registration.max_items
+            self._start(encoder)
+            _log.info("encoder registered", url=url, encoder_id=registration.info.service_id)
+        elif encoder.encoder_id != registration.info.service_id:
+            encoder.look_now.set()
+        encoder.announced = time.monotonic()
+
+    def _add(self, url: str, configured: bool) -> Encoder:
+        breaker = Breaker(self._options.breaker_failures, self._options.liveness_timeout / 2)
+        encoder = self._encoders[url] = Encoder(url, breaker, configured)
+        self._states.labels(url).set_function(lambda: encoder.state is State.READY)
+        self._loads.labels(url).set_function(lambda: encoder.load)
+        return encoder
+
+    def _start(self, encoder: Encoder) -> None:
+        self._tasks[encoder] = asyncio.create_task(self._watch(encoder), name=f"watch {encoder.url}")
+
+    def _forget(self, encoder: Encoder) -> None:
+        """Ends the watch over a registered encoder; attempts that it has in work go on."""
+        del self._encoders[encoder.url]
+        self._tasks.pop(encoder).cancel()
+        self._states.remove(encoder.url)
+        self._loads.remove(encoder.url)
+        for code in ("ok", *ERRORS):
+            with contextlib.suppress(KeyError):
+                self._attempts.remove(encoder.url, code)
+        _log.info("encoder forgotten", url=encoder.url)
+
+    def _down(self, encoder: Encoder, reason: str) -> None:
+        encoder.agreed = False
+        self._set(encoder, State.DOWN, reason)
 
     def _set(self, encoder: Encoder, state: State, reason: str) -> None:
         if (encoder.state, encoder.reason) != (state, reason):
             log = _log.info if state is State.READY else _log.warning
-            log("encoder changed", url=encoder.url, state=state.value, reason=reason)
+            log("encoder changed", url=encoder.url, encoder_id=encoder.encoder_id, state=state.value, reason=reason)
         encoder.state, encoder.reason = state, reason

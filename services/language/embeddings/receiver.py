@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import zmq
 import zmq.asyncio
 
 from services.language.embeddings.assembly import Assembler
-from shared.errors import EmbeddingCorrupt, EpdError, InternalError
+from shared.errors import EmbeddingCorrupt, EngineOverloaded, EpdError, InternalError
 from shared.identity import MediaItem
 from shared.telemetry import Metrics, get_logger
-from shared.wire import Buffer, ForeignVersion, Header, read_header
+from shared.wire import Buffer, ForeignVersion, Header, Heartbeat, read_header
 
 _log = get_logger("receiver")
+
+
+class Holding:
+    """The bytes of embeddings that are held for one request, by all of its attempts."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
 
 
 class Wait:
@@ -25,12 +32,17 @@ class Wait:
     ``missing`` are those of which no message came yet; ``received`` is set when there are none left, verified or not.
     """
 
-    def __init__(self, indices: Sequence[int]) -> None:
+    def __init__(self, indices: Sequence[int], holding: Holding) -> None:
+        self.holding = holding
         self.items: dict[int, MediaItem] = {}
         self.missing = set(indices)
         self.received = asyncio.Event()
-        self._expected = len(self.missing)
+        self._indices = frozenset(indices)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def expects(self, index: int) -> bool:
+        """Whether an item is one of this wait's, there or not."""
+        return index in self._indices
 
     def came(self, index: int) -> bool:
         """A message for an item is here; False if it is not one that is waited for, or no longer."""
@@ -44,7 +56,7 @@ class Wait:
     def put(self, index: int, item: MediaItem) -> None:
         """An item is verified."""
         self.items[index] = item
-        if len(self.items) == self._expected and not self.done.done():
+        if len(self.items) == len(self._indices) and not self.done.done():
             self.done.set_result(None)
 
     def fail(self, error: EpdError) -> None:
@@ -55,10 +67,18 @@ class Wait:
 
 class Receiver:
     """Owns the PULL socket. Headers are read as they come, so that nothing that came counts as missing; tensors are verified in
-    a thread, one message at a time. Only what somebody waits for is held."""
+    a thread, one message at a time. Only what somebody waits for is held, and no more than ``max_held_bytes`` of it.
 
-    def __init__(self, assembler: Assembler, host: str, port: int, max_message_bytes: int, metrics: Metrics) -> None:
+    ``on_sign`` is told of every encoder that something arrives from, and of its heartbeats.
+    """
+
+    def __init__(
+        self, assembler: Assembler, host: str, port: int, max_message_bytes: int, max_held_bytes: int, metrics: Metrics
+    ) -> None:
         self._assembler = assembler
+        self._max_held_bytes = max_held_bytes
+        self._held_bytes = 0
+        self.on_sign: Callable[[str, Heartbeat | None], None] | None = None
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PULL)
         # Both are limits of one frame and of one peer; what several peers send at once is bounded by what was asked of them.
@@ -72,9 +92,17 @@ class Receiver:
         self._task: asyncio.Task[None] | None = None
         self._verifying: set[asyncio.Task[None]] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="verify")
-        self._received = metrics.counter("epd_messages_total", "Embedding messages by outcome.", "outcome")
+        self._received = metrics.counter(
+            "epd_messages_total", "Embedding messages by outcome of their verification.", "outcome"
+        )
+        self._dropped = metrics.counter(
+            "epd_late_messages_total", "Messages that nobody waits for, or no longer: late, repeated, foreign.", "reason"
+        )
         self._bytes = metrics.counter("epd_message_bytes_total", "Bytes of embedding messages.")
-        metrics.gauge("epd_waits", "Requests that wait for embeddings.").set_function(lambda: len(self._waits))
+        metrics.gauge("epd_waits", "Attempts that wait for embeddings.").set_function(lambda: len(self._waits))
+        metrics.gauge("epd_held_bytes", "Bytes of embeddings held for requests that wait for more.").set_function(
+            lambda: self._held_bytes
+        )
 
     @property
     def port(self) -> int:
@@ -99,10 +127,19 @@ class Receiver:
         self._context.destroy(linger=0)
 
     @contextlib.contextmanager
-    def expect(self, request_id: str, attempt: int, indices: Sequence[int]) -> Iterator[Wait]:
+    def holding(self) -> Iterator[Holding]:
+        """The account of one request: what its attempts receive is held until the block ends."""
+        holding = Holding()
+        try:
+            yield holding
+        finally:
+            self._held_bytes -= holding.bytes
+
+    @contextlib.contextmanager
+    def expect(self, request_id: str, attempt: int, indices: Sequence[int], holding: Holding) -> Iterator[Wait]:
         """Waits for items inside the block; what comes after it is late and dropped."""
         key = (request_id, attempt)
-        wait = self._waits[key] = Wait(indices)
+        wait = self._waits[key] = Wait(indices, holding)
         try:
             yield wait
         finally:
@@ -122,9 +159,13 @@ class Receiver:
                 self._received.labels(outcome).inc()
 
     def _sort(self, buffers: Sequence[Buffer]) -> str | None:
-        """Gives a message to the wait that it belongs to; returns its outcome, None where verification will tell."""
+        """Gives a message to the wait that it belongs to; returns its outcome, or None where that is told elsewhere."""
         try:
             header = read_header(buffers[0])
+            if self.on_sign is not None:
+                self.on_sign(header.encoder_id, header if isinstance(header, Heartbeat) else None)
+            if isinstance(header, Heartbeat):
+                return None
         except ForeignVersion as error:
             return self._fail((error.request_id, error.attempt), error)
         except EmbeddingCorrupt as error:
@@ -132,14 +173,33 @@ class Receiver:
             return "malformed"
         wait = self._waits.get((header.request_id, header.attempt))
         if wait is None:
-            _log.info("message dropped", reason="late", request_id=header.request_id, encoder_id=header.encoder_id)
-            return "late"
+            self._drop("late", header)
+            return None
         if not wait.came(header.item):
-            return "repeated" if header.item < header.num_items else "foreign"
+            self._drop("repeated" if wait.expects(header.item) else "foreign", header)
+            return None
+        size = sum(buffer.nbytes for buffer in buffers)
+        if self._held_bytes + size > self._max_held_bytes:
+            text = f"This service holds {self._held_bytes} bytes of embeddings already; {size} more are too many."
+            wait.fail(EngineOverloaded(text))
+            return "engine_overloaded"
+        self._held_bytes += size
+        wait.holding.bytes += size
         task = asyncio.create_task(self._verify(wait, header, buffers[1:]))
         self._verifying.add(task)
         task.add_done_callback(self._verifying.discard)
         return None
+
+    def _drop(self, reason: str, header: Header) -> None:
+        self._dropped.labels(reason).inc()
+        _log.info(
+            "message dropped",
+            reason=reason,
+            request_id=header.request_id.partition("/")[0],
+            attempt=header.attempt,
+            item=header.item,
+            encoder_id=header.encoder_id,
+        )
 
     async def _verify(self, wait: Wait, header: Header, frames: Sequence[Buffer]) -> None:
         loop = asyncio.get_running_loop()
@@ -157,7 +217,6 @@ class Receiver:
 
     def _fail(self, key: tuple[str, int], error: EpdError) -> str:
         wait = self._waits.get(key)
-        if wait is None:
-            return "late"
-        wait.fail(error)
+        if wait is not None:
+            wait.fail(error)
         return error.code

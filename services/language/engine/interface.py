@@ -57,11 +57,12 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence to generate."""
+    """One sequence to generate, within ``timeout`` seconds if given; past it the stream raises ``EngineOverloaded``."""
 
     request_id: str
     prompt: Prompt
     sampling: Sampling
+    timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class TokenStream(Protocol):
 
         Raises:
             StopAsyncIteration: the last one was given.
-            EpdError: the engine failed.
+            EpdError: the engine failed, is stopping, or did not finish in time.
         """
 
     async def aclose(self) -> None:
@@ -127,6 +128,9 @@ class Engine(Protocol):
 
     async def stop(self) -> None:
         """Ends serving and frees everything; running requests end with an error."""
+
+    def abort(self, reason: str) -> None:
+        """Ends all requests with ``EngineOverloaded``; new ones are still taken."""
 
     def submit(self, request: EngineRequest) -> TokenStream:
         """Queues a request at once and returns its tokens as they come.

@@ -13,7 +13,8 @@ from shared.identity import Modality
 class MediaSource:
     """One picture of a request: a ``url`` for the encoder to fetch, or ``data``, the bytes that came with the request.
 
-    ``param`` is its place in the request, for error messages.
+    ``param`` is its place in the request, for error messages. ``key`` tells pictures apart before they are encoded: equal ones
+    go to the same encoder.
     """
 
     index: int
@@ -21,6 +22,7 @@ class MediaSource:
     param: str
     url: str | None = None
     data: bytes | None = None
+    key: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from services.language.engine.torch.messages import (
 )
 from services.language.engine.torch.options import EngineOptions
 from shared.errors import EngineOverloaded, InternalError, InvalidRequest
+from shared.identity import MediaItem
 from shared.telemetry import get_logger
 
 _log = get_logger("engine")
@@ -38,12 +39,16 @@ _LONGEST_PAUSE = 10.0
 class _Answer:
     """The tokens of one request on their way to whoever asked."""
 
-    def __init__(self, cancel: Callable[[], None]) -> None:
+    def __init__(self, cancel: Callable[[], None], embedding_bytes: int) -> None:
         self._cancel = cancel
         self._ended = False
+        self.embedding_bytes = embedding_bytes
+        self.tokens = 0
+        self.timer: asyncio.TimerHandle | None = None
         self._steps: asyncio.Queue[Step | Exception] = asyncio.Queue()
 
     def put(self, step: Step | Exception) -> None:
+        self.tokens += 1
         self._steps.put_nowait(step)
 
     def __aiter__(self) -> _Answer:
@@ -77,6 +82,7 @@ class TorchEngine:
         self._context = zmq.asyncio.Context()
         self._folder = Path(tempfile.mkdtemp(prefix="epd-engine-"))
         self._numbers = itertools.count()
+        self._embedding_bytes = 0
         self._answers: dict[int, _Answer] = {}
         self._socket: zmq.asyncio.Socket | None = None
         self._info: Ready | None = None
@@ -110,6 +116,10 @@ class TorchEngine:
             raise EngineOverloaded("The engine is being restarted.")
         if len(self._answers) >= self._options.max_queue:
             raise EngineOverloaded(f"The engine has {len(self._answers)} requests already; that is all it takes.")
+        size = sum(_bytes_of(span.item) for span in request.prompt.spans)
+        if self._embedding_bytes + size > self._options.max_embedding_bytes and self._answers:
+            text = f"The engine holds {self._embedding_bytes} bytes of embeddings already; {size} more are too many."
+            raise EngineOverloaded(text)
         needed = len(request.prompt.token_ids) + request.sampling.max_tokens
         if needed > self._info.capacity:
             raise InvalidRequest(
@@ -117,13 +127,36 @@ class TorchEngine:
                 f"together {needed}; the engine's memory holds {self._info.capacity}."
             )
         number = next(self._numbers)
-        answer = self._answers[number] = _Answer(lambda: self._cancel(number))
+        answer = self._answers[number] = _Answer(lambda: self._cancel(number), size)
+        self._embedding_bytes += size
+        if request.timeout is not None:
+            answer.timer = asyncio.get_running_loop().call_later(max(0.0, request.timeout), self._expire, number)
         self._send(submission(number, request))
         return answer
 
+    def abort(self, reason: str) -> None:
+        for number, answer in list(self._answers.items()):
+            self._cancel(number)
+            answer.put(EngineOverloaded(reason))
+
     def _cancel(self, number: int) -> None:
-        if self._answers.pop(number, None) is not None:
+        if self._take(number) is not None:
             self._send([encode(Cancel(number))])
+
+    def _expire(self, number: int) -> None:
+        """The request's time is over: it ends here and in the engine's process."""
+        answer = self._answers[number]
+        self._cancel(number)
+        answer.put(EngineOverloaded(f"The deadline passed when {answer.tokens} tokens of the answer were there."))
+
+    def _take(self, number: int) -> _Answer | None:
+        """Takes a request that has ended out of the books."""
+        answer = self._answers.pop(number, None)
+        if answer is not None:
+            self._embedding_bytes -= answer.embedding_bytes
+            if answer.timer is not None:
+                answer.timer.cancel()
+        return answer
 
     def _send(self, frames: list[object]) -> None:
         """The queue to the process has no bound of its own; ``max_queue`` bounds it."""
@@ -209,18 +242,24 @@ class TorchEngine:
                 if answer is None:
                     continue  # cancelled meanwhile
                 if outcome.step is None:
-                    del self._answers[outcome.number]
+                    self._take(outcome.number)
                     answer.put(InternalError(f"The engine failed: {outcome.failure}."))
                     continue
                 if outcome.step.finish_reason is not None:
-                    del self._answers[outcome.number]
+                    self._take(outcome.number)
                 answer.put(outcome.step)
 
     def _end_all(self, reason: str) -> None:
-        for answer in self._answers.values():
+        for number, answer in list(self._answers.items()):
+            self._take(number)
             answer.put(InternalError(reason))
-        self._answers.clear()
         self._load = Load(0, 0)
+
+
+def _bytes_of(item: MediaItem) -> int:
+    """Bytes of an item's embeddings."""
+    tensors = item.deepstack if item.embeds is None else (item.embeds, *item.deepstack)
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 async def _terminate(process: Process) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """``kv_cache_memory`` is in bytes, 0 for as much as is useful and there; ``folder`` is the checkpoint's."""
+    """``kv_cache_memory`` is in bytes, 0 for as much as is useful and there; ``folder`` is the checkpoint's. ``max_queue`` and
+    ``max_embedding_bytes`` bound what all requests together, running or waiting, count and hold."""
 
     folder: str
     device: str = "auto"
@@ -18,5 +19,6 @@ class EngineOptions:
     max_running: int = 64
     max_batch_tokens: int = 1024
     max_queue: int = 1024
+    max_embedding_bytes: int = 2**31
     log_level: str = "info"
     log_format: str = "text"

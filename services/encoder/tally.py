@@ -1,0 +1,48 @@
+"""What became of items, as metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from shared.errors import EpdError
+from shared.telemetry import Metrics
+
+
+class Tally:
+    """Counts and times items on their path."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._stages = metrics.histogram("epd_encoder_stage_seconds", "Time of one item in one stage.", "stage")
+        self._items = metrics.counter("epd_encoder_items_total", "Items by outcome (ok, or an error's code).", "code")
+        self.cancelled = metrics.counter(
+            "epd_encoder_cancelled_total", "Items that were dropped because their call had ended, by stage.", "stage"
+        )
+        self.published = metrics.counter("epd_encoder_published_bytes_total", "Bytes handed to receivers.")
+        self.batches = metrics.histogram("epd_encoder_batch_items", "Items that the tower computed together.")
+
+    @contextmanager
+    def item(self, last: bool = False) -> Iterator[None]:
+        """Around what is done with one item: a failure is counted, and at the ``last`` of it success."""
+        try:
+            yield
+        except Exception as error:
+            self._items.labels(error.code if isinstance(error, EpdError) else "internal_error").inc()
+            raise
+        if last:
+            self._items.labels("ok").inc()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Around one stage of one item, which is counted if it is cancelled there."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.cancelled.labels(name).inc()
+            raise
+
+    def times(self, timings: Mapping[str, float]) -> None:
+        """Observes the seconds that an item spent, by stage."""
+        for stage, seconds in timings.items():
+            self._stages.labels(stage).observe(seconds)

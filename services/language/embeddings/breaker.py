@@ -1,0 +1,69 @@
+"""A circuit breaker: an encoder that fails again and again gets one request, not all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import StrEnum
+
+
+class Circuit(StrEnum):
+    """Closed: everything passes. Open: nothing does. Half-open: one request does, as a probe, and decides."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+class Breaker:
+    """Opens after ``failures`` in a row, or when told to; half-open ``pause`` seconds later; closes when a probe succeeds.
+
+    The pause does not grow: what a probe costs is bounded by the liveness timeout, and recovery must be noticed soon.
+    """
+
+    def __init__(self, failures: int, pause: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._failures = failures
+        self._pause = pause
+        self._clock = clock
+        self._in_a_row = 0
+        self._opened: float | None = None
+        self._probing = False
+
+    @property
+    def circuit(self) -> Circuit:
+        """What it lets pass now."""
+        if self._opened is None:
+            return Circuit.CLOSED
+        return Circuit.OPEN if self._clock() < self._opened + self._pause else Circuit.HALF_OPEN
+
+    def admits(self) -> bool:
+        """Whether a request may pass."""
+        return self.circuit is Circuit.CLOSED or (self.circuit is Circuit.HALF_OPEN and not self._probing)
+
+    def enter(self) -> bool:
+        """A request that was admitted passes; True if it is the probe. Each one ends by ``leave``."""
+        if self.circuit is Circuit.CLOSED:
+            return False
+        self._probing = True
+        return True
+
+    def leave(self, probe: bool, ok: bool | None) -> None:
+        """A request ended: well, badly, or (None) in a way that says nothing about the encoder."""
+        if probe:
+            self._probing = False
+        if ok:
+            self._in_a_row = 0
+            if probe:
+                self._opened = None
+        elif ok is False:
+            self._in_a_row += 1
+            if probe or (self._opened is None and self._in_a_row >= self._failures):
+                self.trip()
+
+    def trip(self) -> None:
+        """Opens now."""
+        self._opened = self._clock()
+
+    def reset(self) -> None:
+        """Closes: there is another process behind the address now."""
+        self._in_a_row, self._opened, self._probing = 0, None, False

@@ -1,0 +1,22 @@
+"""Several coroutines at once, as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+from shared.errors import ClientError
+
+T = TypeVar("T")
+
+
+async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in order. The first failure cancels the others and is raised as itself, not as a group; where several fail at the
+    same moment, a client's error goes first, since trying again would not help."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as failures:
+        raise min(failures.exceptions, key=lambda error: not isinstance(error, ClientError)) from None
+    return [task.result() for task in tasks]
