@@ -1,7 +1,8 @@
 """``python -m benchmarks.health --url …``: latency of ``/health``, asked every 20 ms until standard input is closed.
 
 A process of its own, so that it measures the server and not the load driver. Latency counts from the moment at which a request
-was due: while the server stalls, the requests that it holds up count as late too.
+was due: while the server stalls, the requests that it holds up count as late too. Several connections take turns, so that the
+next request need not wait for the answer to the last one.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from urllib.parse import urlsplit
 
 INTERVAL = 0.02  # seconds
 TIMEOUT = 10.0  # seconds
+CONNECTIONS = 8
 
 
-def sample(url: str, stop: threading.Event) -> list[float]:
-    """Seconds of each answer until ``stop``; an error counts as the timeout."""
+def sample(url: str, stop: threading.Event, due: float) -> list[float]:
+    """Seconds of each answer on one connection until ``stop``, from the time ``due`` on; an error counts as the timeout."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port or 80, timeout=TIMEOUT)
     latencies: list[float] = []
-    due = time.perf_counter()
     while not stop.is_set():
         time.sleep(max(0.0, due - time.perf_counter()))
         try:
@@ -37,7 +38,7 @@ def sample(url: str, stop: threading.Event) -> list[float]:
             connection.close()
             latencies.append(TIMEOUT)
             due = time.perf_counter()
-        due += INTERVAL
+        due += CONNECTIONS * INTERVAL
     connection.close()
     return latencies
 
@@ -64,11 +65,17 @@ def main() -> None:
     parser.add_argument("--url", required=True, help="base URL of the service")
     args = parser.parse_args()
     stop, latencies = threading.Event(), list[float]()
-    sampler = threading.Thread(target=lambda: latencies.extend(sample(args.url, stop)))
-    sampler.start()
+    begin = time.perf_counter()
+    samplers = [
+        threading.Thread(target=lambda due=begin + number * INTERVAL: latencies.extend(sample(args.url, stop, due)))
+        for number in range(CONNECTIONS)
+    ]
+    for sampler in samplers:
+        sampler.start()
     sys.stdin.read()
     stop.set()
-    sampler.join()
+    for sampler in samplers:
+        sampler.join()
     print(json.dumps(latencies))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -20,6 +20,7 @@ from structlog.contextvars import bound_contextvars
 from shared.errors import EpdError, ErrorBody, InvalidRequest, body_of, from_exception, from_validation, headers_of
 from shared.lifecycle import Drain
 from shared.telemetry import Metrics, get_logger, log_failure, new_request_id
+from shared.tracing import NO_TRACES, Span, Tracer
 
 _log = get_logger("http")
 
@@ -32,8 +33,16 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def install(app: FastAPI, metrics: Metrics, max_body_bytes: int, drain: Drain) -> None:
-    """Gives ``app`` the common routes, error handlers and middleware, and ``app.state.drain``."""
+def install(
+    app: FastAPI,
+    metrics: Metrics,
+    max_body_bytes: int,
+    drain: Drain,
+    tracer: Tracer = NO_TRACES,
+    traced: Collection[str] = (),
+) -> None:
+    """Gives ``app`` the common routes, error handlers and middleware, and ``app.state.drain``. Requests to the paths in
+    ``traced`` get spans."""
     app.state.drain = drain
 
     @app.get("/health", summary="The process is alive and its event loop turns")
@@ -50,7 +59,14 @@ def install(app: FastAPI, metrics: Metrics, max_body_bytes: int, drain: Drain) -
     # ClientDisconnect and what else is no answer pass on to the envelope.
     for kind in (EpdError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, on_error)
-    app.add_middleware(Envelope, metrics=metrics, max_body_bytes=max_body_bytes, drain=drain)
+    app.add_middleware(
+        Envelope,
+        metrics=metrics,
+        max_body_bytes=max_body_bytes,
+        drain=drain,
+        tracer=tracer,
+        traced=frozenset(traced),
+    )
 
 
 def respond(scope: Scope, cause: BaseException) -> JSONResponse:
@@ -98,10 +114,14 @@ class BodyTooLarge(InvalidRequest):
 
 
 class Envelope:
-    """Gives each request its id, counts and times it, bounds its body, and answers what nothing else caught."""
+    """Gives each request its id, counts, times and traces it, bounds its body, and answers what nothing else caught."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int, drain: Drain) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, max_body_bytes: int, drain: Drain, tracer: Tracer, traced: frozenset[str]
+    ) -> None:
         self.app = app
+        self.tracer = tracer
+        self.traced = traced
         self.drain = drain
         self.metrics = metrics
         self.max_body_bytes = max_body_bytes
@@ -113,16 +133,21 @@ class Envelope:
         headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
         request_id = new_request_id(headers.get(REQUEST_ID_HEADER))
         scope["epd_request_id"] = request_id
-        started, began = False, time.perf_counter()
+        status: int | None = None
+        began = time.perf_counter()
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
+            nonlocal status
             if message["type"] == "http.response.start":
-                started = True
+                status = message["status"]
                 message["headers"] = [*message["headers"], (REQUEST_ID_HEADER.encode(), request_id.encode())]
             await send(message)
 
-        with bound_contextvars(request_id=request_id), self.drain.request():
+        with (
+            self._span(scope, headers, request_id) as span,
+            bound_contextvars(request_id=request_id, **span.log_fields()),
+            self.drain.request(),
+        ):
             try:
                 declared = headers.get("content-length", "0")
                 if declared.isdigit() and int(declared) > self.max_body_bytes:
@@ -134,14 +159,27 @@ class Envelope:
                 _log.info("client gone", path=scope["path"])
             except Exception as error:
                 response = respond(scope, error)
-                if started:
+                if status is not None:
                     raise
                 await response(scope, receive, send_with_id)
             finally:
                 # Only known routes become labels, so that a scanner cannot grow the registry.
                 route = getattr(scope.get("route"), "path", "unmatched")
-                self.metrics.requests.labels(route, scope.get("epd_code", "ok")).inc()
+                code = scope.get("epd_code", "ok")
+                self.metrics.requests.labels(route, code).inc()
                 self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
+                span.set(**{"http.response.status_code": status}, code=code)
+                if code not in ("ok", "client_gone"):
+                    span.fail(code)
+
+    def _span(self, scope: Scope, headers: Mapping[str, str], request_id: str) -> Span:
+        """The span of a request, also left in ``scope`` for those who know more; probes and the like would only be noise."""
+        tracer = self.tracer if scope["path"] in self.traced else NO_TRACES
+        method, path = scope["method"], scope["path"]
+        span = tracer.span(f"{method} {path}", kind="server", caller=headers, request_id=request_id)
+        span.set(**{"http.request.method": method, "http.route": path})
+        scope["epd_span"] = span
+        return span
 
     def _bounded(self, receive: Receive) -> Callable[[], Awaitable[Message]]:
         seen = 0
@@ -188,3 +226,9 @@ async def _disconnect(request: Request) -> None:
 def request_id_of(request: Request) -> str:
     """The id of the request being served."""
     return str(request.scope["epd_request_id"])
+
+
+def span_of(request: Request) -> Span:
+    """The span of the request being served."""
+    span: Span = request.scope["epd_span"]
+    return span

@@ -38,6 +38,7 @@ class ServiceSettings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     log_format: Literal["text", "json"] = Field("text", description="Log lines for people or for machines.")
+    tracing: bool = Field(False, description="Send traces, as the standard OTEL_ variables say; needs epd-pair[otel].")
 
     def torch_threads(self) -> int:
         """The number of CPU threads torch may use."""

@@ -34,11 +34,12 @@ from shared.control import (
     Subscription,
 )
 from shared.errors import EncoderUnavailable, InvalidRequest, from_validation
-from shared.http import ERROR_RESPONSES, component_schemas, install, schema_ref, unless_gone
+from shared.http import ERROR_RESPONSES, component_schemas, install, schema_ref, span_of, unless_gone
 from shared.identity import ContentHasher
-from shared.lifecycle import Drain, settle
+from shared.lifecycle import Drain, settle, tidy
 from shared.security import control_token, load_secret
 from shared.telemetry import Metrics, get_logger
+from shared.tracing import tracer_of
 from shared.wire import VERSION
 
 _log = get_logger("encoder")
@@ -67,8 +68,9 @@ def create_app(settings: EncoderSettings) -> FastAPI:
         publisher, hasher = Publisher(), ContentHasher(secret)
         async with (
             Fetcher(settings) as fetcher,
-            Pipeline(settings, model, hasher, identity, fetcher, publisher, faults, metrics) as pipeline,
+            Pipeline(settings, model, hasher, identity, fetcher, publisher, faults, metrics, tracer) as pipeline,
             Announcer(settings, info, control_token(secret)) as announcer,
+            tidy(drain),
         ):
             heart = Heart(settings, identity.encoder_id, pipeline, publisher, faults)
             subscribers.set_function(lambda: len(heart))
@@ -82,6 +84,7 @@ def create_app(settings: EncoderSettings) -> FastAPI:
             heart.stop()
             await faults.aclose()
         publisher.close()
+        await tracer.close()
 
     def parts() -> Parts:
         """Raises EncoderUnavailable while there are none."""
@@ -90,13 +93,13 @@ def create_app(settings: EncoderSettings) -> FastAPI:
             raise EncoderUnavailable("The encoder is starting or stopping.")
         return found
 
-    metrics, faults = Metrics(), Faults()
+    metrics, faults, tracer = Metrics(), Faults(), tracer_of(settings.tracing, "epd-encoder")
     subscribers = metrics.gauge("epd_encoder_subscribers", "Language services that get heartbeats.")
     drain = Drain(settings.drain_timeout, lambda: EncoderUnavailable("The encoder is draining."))
     app = FastAPI(title="EPD encoder", version=version("epd-pair"), lifespan=lifespan)
     app.state.encoder_id = f"encoder-{uuid.uuid4().hex[:8]}"
     app.state.parts = None
-    install(app, metrics, settings.max_body_bytes, drain)
+    install(app, metrics, settings.max_body_bytes, drain, tracer, ("/encode",))
     component_schemas(app, EncodeRequest)
     if settings.faults_enabled:
         install_fault_routes(app, faults)
@@ -145,6 +148,7 @@ def create_app(settings: EncoderSettings) -> FastAPI:
         drain.check()
         pipeline = parts().pipeline
         asked, media = await read_call(request, settings)
+        span_of(request).set(encoder_id=app.state.encoder_id, attempt=asked.attempt, items=len(asked.items))
         return await unless_gone(request, pipeline.run(Call(asked, request.headers), media))
 
     return app

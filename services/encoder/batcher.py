@@ -12,6 +12,7 @@ from prometheus_client import Counter, Histogram
 
 from services.encoder.fair import FairQueue
 from shared.identity import MediaItem
+from shared.priority import be_nice
 
 
 @dataclass(eq=False)
@@ -45,7 +46,7 @@ class Batcher:
         self._computing: list[_Waiting] = []
         self._began: float | None = None
         self._arrived = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tower")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tower", initializer=be_nice)
         self._task: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:

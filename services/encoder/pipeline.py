@@ -24,6 +24,7 @@ from shared.errors import EmbeddingTimeout, InvalidRequest
 from shared.identity import ContentHasher, MediaItem
 from shared.telemetry import Metrics
 from shared.together import together
+from shared.tracing import NO_TRACES, Tracer
 from shared.wire import Buffer, Header, pack
 
 
@@ -51,12 +52,14 @@ class Pipeline:
         publisher: Publisher,
         faults: Faults,
         metrics: Metrics,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
         self._settings = settings
         self._identity = identity
         self._publisher = publisher
         self._faults = faults
-        self._tally = tally = Tally(metrics)
+        self._tracer = tracer
+        self._tally = tally = Tally(metrics, tracer)
         self._admission = Admission(settings.max_items, settings.max_bytes)
         self._threads = FairThreads(max(2, os.cpu_count() or 2))
         self._preparer = Preparer(settings, model, hasher, fetcher, self._threads, faults, tally)
@@ -126,10 +129,12 @@ class Pipeline:
     async def _finish(self, job: Job, item: MediaItem, send: Sender) -> ItemMetadata:
         """Tower and publication of one prepared item."""
         with self._tally.item(last=True):
-            await self._batcher.encode(item, job.call)
+            with self._tracer.span("tower", item=job.entry.index, tokens=item.num_tokens) as span:
+                await self._batcher.encode(item, job.call)
+                span.set(queue_seconds=item.timings["queue"], tower_seconds=item.timings["tower"])
             item.features = {}  # embeddings are there now, in about as many bytes
             began = time.perf_counter()
-            with self._tally.stage("publish"):
+            with self._tally.stage("publish", job.entry.index):
                 await self._faults.at(Stage.PUBLISH, job.call, job.entry)
                 await send(self._outgoing(job.call.request, job.entry, item))
             item.timings["publish"] = time.perf_counter() - began

@@ -64,12 +64,13 @@ class Preparer:
             began = time.perf_counter()
             if job.entry.modality != "image":
                 raise InvalidMedia(f"This encoder takes images, not {job.entry.modality}.", param=job.entry.param)
-            with self._tally.stage("fetch"):
+            with self._tally.stage("fetch", job.entry.index):
                 await self._faults.at(Stage.FETCH, job.call, job.entry)
                 await self._fetch(job)
             fetched = time.perf_counter()
-            with self._tally.stage("decode"):
+            with self._tally.stage("decode", job.entry.index) as span:
                 item = await self._decode(job)
+                span.set(**{f"{step}_seconds": seconds for step, seconds in item.timings.items()}, tokens=item.num_tokens)
                 await self._faults.at(Stage.HASHED, job.call, job.entry)
             item.timings["fetch"] = fetched - began
             return item

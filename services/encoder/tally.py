@@ -1,4 +1,4 @@
-"""What became of items, as metrics."""
+"""What became of items, as metrics and spans."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from contextlib import contextmanager
 
 from shared.errors import EpdError
 from shared.telemetry import Metrics
+from shared.tracing import Span, Tracer
 
 
 class Tally:
     """Counts and times items on their path."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, tracer: Tracer) -> None:
+        self._tracer = tracer
         self._stages = metrics.histogram("epd_encoder_stage_seconds", "Time of one item in one stage.", "stage")
         self._items = metrics.counter("epd_encoder_items_total", "Items by outcome (ok, or an error's code).", "code")
         self.cancelled = metrics.counter(
@@ -34,13 +36,14 @@ class Tally:
             self._items.labels("ok").inc()
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Around one stage of one item, which is counted if it is cancelled there."""
-        try:
-            yield
-        except asyncio.CancelledError:
-            self.cancelled.labels(name).inc()
-            raise
+    def stage(self, name: str, item: int) -> Iterator[Span]:
+        """Around one stage of one item, of which it is the span; one that is cancelled there is counted."""
+        with self._tracer.span(name, item=item) as span:
+            try:
+                yield span
+            except asyncio.CancelledError:
+                self.cancelled.labels(name).inc()
+                raise
 
     def times(self, timings: Mapping[str, float]) -> None:
         """Observes the seconds that an item spent, by stage."""

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from services.encoder.fair import FairGate
+from shared.priority import be_nice
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -19,7 +20,7 @@ class FairThreads:
     """A number of threads that calls take turns on."""
 
     def __init__(self, count: int) -> None:
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix="media")
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="media", initializer=be_nice)
         self._gate = FairGate(2 * count)  # a thread that becomes free finds work without waiting for the event loop
 
     async def in_turn(self, call: Hashable, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

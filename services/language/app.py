@@ -9,15 +9,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-import httpx
 from fastapi import FastAPI
 
 from services.language.api.encoders import install_encoder_routes
-from services.language.api.routes import install_routes
+from services.language.api.routes import CHAT_PATH, install_routes
 from services.language.chat import ChatService
 from services.language.embeddings.assembly import Assembler
 from services.language.embeddings.attempt import Attempts
-from services.language.embeddings.dispatch import Dispatcher, reply_address
+from services.language.embeddings.dispatch import Dispatcher, open_client, reply_address
 from services.language.embeddings.gather import Gatherer
 from services.language.embeddings.pool import EncoderPool
 from services.language.embeddings.receiver import Receiver
@@ -30,9 +29,10 @@ from shared.checkpoint import fingerprint, pick_device, resolve
 from shared.control import ServiceInfo
 from shared.errors import EngineOverloaded
 from shared.http import ERROR_RESPONSES, install
-from shared.lifecycle import Drain, settle
+from shared.lifecycle import Drain, settle, tidy
 from shared.security import control_token, load_secret
 from shared.telemetry import Metrics, get_logger
+from shared.tracing import tracer_of
 from shared.wire import VERSION
 
 _log = get_logger("language")
@@ -46,12 +46,12 @@ def create_app(settings: LanguageSettings) -> FastAPI:
         folder = await asyncio.to_thread(resolve, settings.model, settings.revision)
         identity = await asyncio.to_thread(fingerprint, folder)
         async with AsyncExitStack() as owned:
+            owned.push_async_callback(tracer.close)
             engine = TorchEngine(engine_options(settings, folder))
             owned.push_async_callback(engine.stop)
             starting = asyncio.create_task(engine.start())  # beside what else takes time
             facts = await asyncio.to_thread(LanguageFacts, folder, settings.device, settings.dtype)
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-            client = await owned.enter_async_context(httpx.AsyncClient(limits=limits, trust_env=False))
+            client = await owned.enter_async_context(open_client())
             receiver = await owned.enter_async_context(receiver_of(settings, Assembler(facts, identity), metrics))
 
             def reply_to(base_url: str) -> str:
@@ -63,20 +63,21 @@ def create_app(settings: LanguageSettings) -> FastAPI:
             await owned.enter_async_context(pool)
             await starting
             measure_engine(engine, metrics)
-            attempts = Attempts(dispatcher, receiver, settings.arrival_grace)
-            gatherer = Gatherer(pool, attempts, receiver, settings.encoder_retries, metrics)
-            app.state.chat = ChatService(settings, facts, gatherer, engine, drain, metrics)
+            attempts = Attempts(dispatcher, receiver, settings.arrival_grace, tracer)
+            gatherer = Gatherer(pool, attempts, receiver, settings.encoder_retries, metrics, tracer)
+            app.state.chat = ChatService(settings, facts, gatherer, engine, drain, metrics, tracer)
             drain.on_expiry(lambda: engine.abort("The service is stopping, and has no time left for this answer."))
             app.state.pool, app.state.engine = pool, engine
             app.state.info = describe(settings, facts, engine, identity)
             settle()
+            await owned.enter_async_context(tidy(drain))
             _log.info("language service ready", model=settings.model, data_port=receiver.port)
             yield
 
-    metrics = Metrics()
+    metrics, tracer = Metrics(), tracer_of(settings.tracing, "epd-language")
     drain = Drain(settings.drain_timeout, lambda: EngineOverloaded("The language service is stopping."))
     app = FastAPI(title="EPD language service", version=version("epd-pair"), lifespan=lifespan)
-    install(app, metrics, settings.max_body_bytes, drain)
+    install(app, metrics, settings.max_body_bytes, drain, tracer, (CHAT_PATH,))
     install_routes(app, settings.model_name(), settings.request_timeout)
     install_encoder_routes(app, registration_token(settings))
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import xxhash
 
@@ -25,6 +28,12 @@ from shared.identity import MediaItem
 from shared.lifecycle import Drain
 from shared.pace import Pace
 from shared.telemetry import Metrics
+from shared.tracing import NO_TRACES, Span, Tracer
+
+_THREADS = 2
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,15 @@ class ChatRequest:
     answers: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A request, read: the prompt's tokens with one placeholder an item, and how many tokens ``sources`` may take."""
+
+    token_ids: list[int]
+    sources: list[MediaSource]
+    room: int
+
+
 class ChatService:
     """Everything that happens before the first token. Whatever fails here fails before any response header is sent."""
 
@@ -57,7 +75,9 @@ class ChatService:
         engine: Engine,
         drain: Drain,
         metrics: Metrics,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
+        self._tracer = tracer
         self._drain = drain
         self._stages = metrics.histogram("epd_stage_seconds", "Time of one request in one stage before the engine.", "stage")
         self._settings = settings
@@ -66,6 +86,9 @@ class ChatService:
         self._engine = engine
         self._template = ChatTemplate(model.tokenizer)
         self._admitted = Pace()
+        # Few, since more would only take the interpreter from each other and from the event loop.
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt")
+        self._slots = asyncio.Semaphore(2 * _THREADS)
         # No text of more characters can fit: each token stands for at most as many as the longest in the vocabulary.
         self._most_text = model.context_length * max(len(token) for token in model.tokenizer.get_vocab())
 
@@ -103,28 +126,12 @@ class ChatService:
             ClientError: the request, its size, or its media is at fault.
             Unavailable: embeddings or a place in the engine cannot be had.
         """
-        media = request.conversation.media
-        if len(media) > self._settings.max_items_per_request:
-            limit = self._settings.max_items_per_request
-            raise InvalidRequest(f"The request has {len(media)} pictures; at most {limit} are accepted.", param="messages")
-        length = sum(len(text) for text in request.conversation.texts())
-        if length > self._most_text:
-            limit = self._model.context_length
-            raise InvalidRequest(f"{length} characters of text cannot fit into a context of {limit} tokens.", param="messages")
-        with self._stages.labels("tokenize").time():
-            token_ids = await asyncio.to_thread(self._template.tokenize, request.conversation)
-        check_placeholders(token_ids, self._model.placeholders, len(media))
-        # Each placeholder gives way to its item's tokens, so only the text is sure to stay.
-        text_tokens = len(token_ids) - len(media)
-        room = self._model.context_length - (1 if request.max_tokens is None else request.max_tokens)
-        self._check_size(text_tokens, request.max_tokens)
-        with self._stages.labels("media").time():
-            sources = await asyncio.to_thread(prepare_sources, media, self._settings.max_media_bytes)
+        self._gatherer.check(len(request.conversation.media))
+        read = await self._in_thread(self._read, request)
+        deadline = request.deadline.lowered(self._settings.embedding_timeout, own=True)
         with self._stages.labels("embeddings").time():
-            deadline = request.deadline.lowered(self._settings.embedding_timeout, own=True)
-            items = await self._gatherer.gather(request.request_id, sources, room - text_tokens, deadline, request.forwarded)
-        with self._stages.labels("prompt").time():
-            prompt = await asyncio.to_thread(self._prompt, token_ids, items)
+            items = await self._gatherer.gather(request.request_id, read.sources, read.room, deadline, request.forwarded)
+        prompt = await self._in_thread(self._prompt, read.token_ids, items)
         self._check_size(len(prompt.token_ids), request.max_tokens)
         wanted = request.sampling
         sampling = replace(
@@ -142,16 +149,55 @@ class ChatService:
             raise
         return completions
 
+    def _read(self, request: ChatRequest) -> _Read:
+        """Everything about a request that can be known before its embeddings are there; slow where the request is large.
+
+        Raises:
+            ClientError: the request, its size, or its media is at fault.
+        """
+        media = request.conversation.media
+        if len(media) > self._settings.max_items_per_request:
+            limit = self._settings.max_items_per_request
+            raise InvalidRequest(f"The request has {len(media)} pictures; at most {limit} are accepted.", param="messages")
+        length = sum(len(text) for text in request.conversation.texts())
+        if length > self._most_text:
+            limit = self._model.context_length
+            raise InvalidRequest(f"{length} characters of text cannot fit into a context of {limit} tokens.", param="messages")
+        with self._stage("tokenize"):
+            token_ids = self._template.tokenize(request.conversation)
+        check_placeholders(token_ids, self._model.placeholders, len(media))
+        # Each placeholder gives way to its item's tokens, so only the text is sure to stay.
+        text_tokens = len(token_ids) - len(media)
+        room = self._model.context_length - (1 if request.max_tokens is None else request.max_tokens)
+        self._check_size(text_tokens, request.max_tokens)
+        with self._stage("media"):
+            sources = prepare_sources(media, self._settings.max_media_bytes)
+        return _Read(token_ids, sources, room - text_tokens)
+
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of ``work``. Only a few are with the threads at a time, so that only a few come back to the event loop at
+        once, however many wait. The context goes along, for spans and log lines."""
+        context = copy_context()
+        async with self._slots:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, partial(context.run, work, *args, **kwargs))
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[Span]:
+        """Around one stage of one request, which is timed and of which it is the span."""
+        with self._stages.labels(name).time(), self._tracer.span(name) as span:
+            yield span
+
     def _completion(self, request: ChatRequest, prompt: Prompt, sampling: Sampling, number: int) -> Completion:
         """The ``number``-th answer; answers of a seeded request have seeds of their own, in order."""
         if sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + number)
         call = EngineRequest(request.request_id, prompt, sampling, request.deadline.left())
-        return Completion(self._engine, call, self._model.tokenizer, request.stops)
+        return Completion(self._engine, call, self._model.tokenizer, request.stops, self._tracer)
 
     def _prompt(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Prompt:
-        expanded, spans = expand(token_ids, items, self._model.placeholders)
-        return Prompt(expanded, self._model.positions(expanded, [span.item for span in spans]), spans)
+        with self._stage("prompt"):
+            expanded, spans = expand(token_ids, items, self._model.placeholders)
+            return Prompt(expanded, self._model.positions(expanded, [span.item for span in spans]), spans)
 
     def _check_size(self, prompt_tokens: int, max_tokens: int | None) -> None:
         limit, wanted = self._model.context_length, 1 if max_tokens is None else max_tokens

@@ -13,9 +13,11 @@ from services.encoder.settings import EncoderSettings
 from services.language.settings import LanguageSettings
 from shared.errors import ERRORS
 from shared.settings import ServiceSettings
+from tests.declared import metrics
 from tests.processes import ROOT
 
 SETTINGS = ROOT / "docs" / "settings.md"
+OBSERVABILITY = ROOT / "docs" / "observability.md"
 
 
 def rendered() -> str:
@@ -42,6 +44,30 @@ def test_every_setting_is_documented() -> None:
     assert SETTINGS.read_text() == rendered()
 
 
+def metric_tables() -> str:
+    """The tables of all metrics."""
+    lines = []
+    for title, folder in (
+        ("Both services", "shared"),
+        ("Encoder service", "services/encoder"),
+        ("Language service", "services/language"),
+    ):
+        lines += ["", f"### {title}", "", "| metric | kind | labels | meaning |", "|---|---|---|---|"]
+        for metric in metrics(folder):
+            labels = ", ".join(f"`{label}`" for label in metric.labels)
+            lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.text} |")
+    return "\n".join([*lines, "", ""])
+
+
+def test_every_metric_is_documented() -> None:
+    before, marker, rest = OBSERVABILITY.read_text().partition("<!-- metrics -->\n")
+    tables, end, after = rest.partition("<!-- end -->\n")
+    if os.environ.get("UPDATE_DOCS"):
+        OBSERVABILITY.write_text(before + marker + metric_tables() + end + after)
+    else:
+        assert tables == metric_tables()
+
+
 def test_the_readmes_failure_table_is_the_codes() -> None:
     table = dict(re.findall(r"^\| `(\w+)` \| (\d{3}) \|", (ROOT / "README.md").read_text(), re.MULTILINE))
     # A code that nothing raises yet is named beneath the table instead.
@@ -54,7 +80,7 @@ def test_no_figure_is_left_out() -> None:
     assert not re.search(r"@[A-Z]+@", (ROOT / "README.md").read_text())
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/observability.md", "CONTRIBUTING.md"])
 def test_every_file_that_a_page_names_exists(page: str) -> None:
     text = (ROOT / page).read_text()
     folders = [Path(), Path("services/language"), Path("services/encoder"), Path("services/language/engine/torch")]

@@ -106,7 +106,7 @@ def first_fails_with(error: EpdError, delivering: int = 0) -> Script:
 
 
 def always(error: EpdError) -> Script:
-    async def script(job: Job, share: Share) -> None:  # noqa: ARG001
+    async def script(job: Job, share: Share) -> None:
         raise error
 
     return script
@@ -181,7 +181,7 @@ async def test_the_deadline_ends_it_and_names_what_is_missing() -> None:
 
 
 async def test_a_deadline_that_the_caller_wished_for_is_not_held_against_the_encoder() -> None:
-    async def never(job: Job, share: Share) -> None:  # noqa: ARG001
+    async def never(job: Job, share: Share) -> None:
         await asyncio.Event().wait()
 
     _, result, views = await gather(never, encoders=1, seconds=0.05, own=False)
@@ -192,7 +192,7 @@ async def test_a_deadline_that_the_caller_wished_for_is_not_held_against_the_enc
 async def test_a_clients_error_in_one_share_ends_the_others() -> None:
     ended: list[str] = []
 
-    async def one_is_bad(job: Job, share: Share) -> None:  # noqa: ARG001
+    async def one_is_bad(job: Job, share: Share) -> None:
         if not ended and 0 in [source.index for source in share.sources]:
             raise InvalidMedia("broken")
         try:
@@ -209,7 +209,7 @@ async def test_a_clients_error_in_one_share_ends_the_others() -> None:
 async def test_a_caller_that_leaves_takes_all_attempts_along() -> None:
     began = asyncio.Event()
 
-    async def never(job: Job, share: Share) -> None:  # noqa: ARG001
+    async def never(job: Job, share: Share) -> None:
         began.set()
         await asyncio.Event().wait()
 

@@ -91,7 +91,7 @@ async def running(fleet: Fleet, *urls: str, metrics: Metrics | None = None, **op
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.005)
 
 

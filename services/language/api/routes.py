@@ -16,7 +16,9 @@ from services.language.deadline import Deadline
 from services.language.engine.interface import Sampling
 from services.language.prompt.conversation import Conversation, MediaSource
 from shared.errors import InvalidRequest, from_validation
-from shared.http import ERROR_RESPONSES, component_schemas, request_id_of, schema_ref, unless_gone
+from shared.http import ERROR_RESPONSES, component_schemas, request_id_of, schema_ref, span_of, unless_gone
+
+CHAT_PATH = "/v1/chat/completions"
 
 TIMEOUT_HEADER = "x-request-timeout"
 """Seconds that the caller gives the request; it can only lower what the settings give."""
@@ -38,7 +40,7 @@ def install_routes(app: FastAPI, model_name: str, request_timeout: float) -> Non
         return ModelList(data=[ModelCard(id=model_name, created=created, max_model_len=chat.context_length)])
 
     @router.post(
-        "/v1/chat/completions",
+        CHAT_PATH,
         summary="Answer a conversation with text and pictures",
         response_model=ChatCompletion,
         responses=ERROR_RESPONSES,
@@ -65,6 +67,7 @@ def install_routes(app: FastAPI, model_name: str, request_timeout: float) -> Non
             body = parse(await request.body(), model_name)
             answer = Answer(chat, model_name, body, request.scope)
             call = ask_of(body, request_id_of(request), deadline, forwarded_of(request))
+            span_of(request).set(stream=body.stream, items=len(call.conversation.media))
             return await unless_gone(request, answer.stream(call) if body.stream else answer.whole(call))
 
     app.include_router(router)

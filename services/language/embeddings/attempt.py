@@ -10,6 +10,7 @@ from services.language.embeddings.encoder import Share
 from services.language.embeddings.receiver import Receiver, Wait
 from shared.control import EncodeRequest, EncodeResponse
 from shared.errors import EmbeddingIncomplete, EpdError
+from shared.tracing import NO_TRACES, Tracer
 
 if TYPE_CHECKING:
     from services.language.embeddings.gather import Job
@@ -20,7 +21,8 @@ _LEAST_TIME = 0.001
 class Attempts:
     """Runs attempts. ``grace`` is how long, in seconds, an item may come after the encoder said that all were sent."""
 
-    def __init__(self, dispatcher: Dispatcher, receiver: Receiver, grace: float) -> None:
+    def __init__(self, dispatcher: Dispatcher, receiver: Receiver, grace: float, tracer: Tracer = NO_TRACES) -> None:
+        self._tracer = tracer
         self._dispatcher = dispatcher
         self._receiver = receiver
         self._grace = grace
@@ -44,9 +46,15 @@ class Attempts:
             timeout=max(_LEAST_TIME, job.deadline.left()),
             token_budget=job.token_budget,
         )
-        with self._receiver.expect(job.wire_id, number, indices, job.holding) as wait, share.encoder.asked(wait):
+        with (
+            self._tracer.span("encode", kind="client", encoder=share.encoder.url, attempt=number, items=len(indices)) as span,
+            self._receiver.expect(job.wire_id, number, indices, job.holding) as wait,
+            share.encoder.asked(wait),
+        ):
+            span.set(encoder_id=share.encoder.encoder_id)
+            headers = {**job.forwarded, **span.headers()}
             answer = asyncio.create_task(
-                self._dispatcher.encode(share.encoder.url, call, share.sources, job.forwarded), name=f"encode {number}"
+                self._dispatcher.encode(share.encoder.url, call, share.sources, headers), name=f"encode {number}"
             )
             try:
                 await self._until_all_are_here(wait, answer, len(job.media))
@@ -56,6 +64,7 @@ class Attempts:
             finally:
                 job.items.update(wait.items)
             self._let_end(answer)
+            span.set(code="ok")
 
     async def _until_all_are_here(self, wait: Wait, answer: asyncio.Task[EncodeResponse], expected: int) -> None:
         either: list[asyncio.Future[Any]] = [answer, wait.done]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 
-import httpx
+import aiohttp
 from pydantic import ValidationError
 
 from services.language.prompt.conversation import MediaSource
@@ -22,6 +24,8 @@ from shared.errors import (
 )
 from shared.http import REQUEST_ID_HEADER
 
+_JSON = {"content-type": "application/json"}
+
 
 class ConnectionBroke(EncoderFailed):
     """There is no encoder at the other end, or no longer; unlike one that answers with a failure, which may be one item's."""
@@ -30,9 +34,9 @@ class ConnectionBroke(EncoderFailed):
 class Dispatcher:
     """Raw media travel as multipart parts, URLs as URLs. ``subscribe_timeout`` is in seconds."""
 
-    def __init__(self, client: httpx.AsyncClient, subscribe_timeout: float) -> None:
+    def __init__(self, client: aiohttp.ClientSession, subscribe_timeout: float) -> None:
         self._client = client
-        self._subscribe_timeout = subscribe_timeout
+        self._subscribe_timeout = aiohttp.ClientTimeout(subscribe_timeout)
 
     async def subscribe(self, base_url: str, subscription: Subscription) -> EncoderStatus:
         """Asks for signs of life; returns what the encoder is.
@@ -42,18 +46,15 @@ class Dispatcher:
             EncoderFailed: what is there is slow to answer, or no encoder.
         """
         try:
-            response = await self._client.post(
-                f"{base_url}/v1/subscribe",
-                content=subscription.model_dump_json(),
-                headers={"content-type": "application/json"},
-                timeout=self._subscribe_timeout,
-            )
-            response.raise_for_status()
-            return EncoderStatus.model_validate_json(response.content)
-        except httpx.TimeoutException as error:
-            raise EncoderFailed(f"it does not answer ({type(error).__name__})") from error
-        except httpx.HTTPStatusError as error:
-            raise EncoderFailed(f"it answers with HTTP status {error.response.status_code}") from error
+            async with self._client.post(
+                f"{base_url}/v1/subscribe", data=subscription.model_dump_json(), headers=_JSON, timeout=self._subscribe_timeout
+            ) as response:
+                response.raise_for_status()
+                return EncoderStatus.model_validate_json(await response.read())
+        except TimeoutError as error:
+            raise EncoderFailed("it does not answer in time") from error
+        except aiohttp.ClientResponseError as error:
+            raise EncoderFailed(f"it answers with HTTP status {error.status}") from error
         except ValidationError as error:
             raise EncoderFailed("what answers there is not an encoder") from error
         except Exception as error:
@@ -71,30 +72,38 @@ class Dispatcher:
             EncoderFailed: the connection broke, or the encoder failed or answered nonsense.
             EmbeddingTimeout: the time in ``call`` ran out, by the encoder's clock.
         """
-        files = {
-            part_name(source): (part_name(source), source.data, "application/octet-stream")
-            for source in media
-            if source.data is not None
-        }
         headers = {**forwarded, REQUEST_ID_HEADER: call.request_id.partition("/")[0]}
-        body = call.model_dump_json()
         try:
-            if files:
-                response = await self._client.post(
-                    f"{base_url}/encode", data={REQUEST_FIELD: body}, files=files, headers=headers, timeout=None
-                )
-            else:
-                headers["content-type"] = "application/json"
-                response = await self._client.post(f"{base_url}/encode", content=body, headers=headers, timeout=None)
+            async with self._client.post(f"{base_url}/encode", data=body_of(call, media), headers=headers) as response:
+                status, told = response.status, response.headers.get("retry-after")
+                content = await response.read()
         except Exception as error:
-            # Not httpx.HTTPError only: what lies beneath it raises other things when a peer dies while it is connected to.
+            # Not aiohttp.ClientError only: what lies beneath it raises other things when a peer dies while it is connected to.
             raise ConnectionBroke(f"The connection to the encoder at {base_url} broke ({type(error).__name__}).") from error
-        if response.status_code == httpx.codes.OK:
+        if status == HTTPStatus.OK:
             try:
-                return EncodeResponse.model_validate_json(response.content)
+                return EncodeResponse.model_validate_json(content)
             except ValidationError as error:
                 raise EncoderFailed(f"The encoder at {base_url} answered with an unknown body.") from error
-        raise meaning_of(response.status_code, response.content, response.headers.get("retry-after"), base_url)
+        raise meaning_of(status, content, told, base_url)
+
+
+def open_client() -> aiohttp.ClientSession:
+    """A client for the encoders: as many connections as there are calls, each of which may take as long as its caller waits."""
+    # Names are resolved again after a second: an encoder that comes back may have another address.
+    connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=1, force_close=False)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=None))
+
+
+def body_of(call: EncodeRequest, media: Sequence[MediaSource]) -> aiohttp.FormData:
+    """The multipart body of a call: the call itself as JSON, and the bytes of those pictures that came with the request."""
+    form = aiohttp.FormData(default_to_multipart=True)
+    form.add_field(REQUEST_FIELD, call.model_dump_json())
+    for source in media:
+        if source.data is not None:
+            name = part_name(source)
+            form.add_field(name, io.BytesIO(source.data), filename=name, content_type="application/octet-stream")
+    return form
 
 
 def part_name(source: MediaSource) -> str:
@@ -111,7 +120,7 @@ def item_of(source: MediaSource) -> EncodeItem:
 def meaning_of(status: int, body: bytes, retry_after: str | None, base_url: str) -> EpdError:
     """The failure that an encoder's answer stands for: the client's stays the client's, everything else is the encoder's."""
     told = from_body(body)
-    if status == httpx.codes.SERVICE_UNAVAILABLE:
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
         if isinstance(told, EmbeddingTimeout | EncoderUnavailable):
             return told
         if isinstance(told, EncoderOverloaded) or told is None:

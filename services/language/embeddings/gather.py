@@ -30,6 +30,7 @@ from shared.errors import (
 from shared.identity import MediaItem
 from shared.telemetry import Metrics, get_logger
 from shared.together import together
+from shared.tracing import NO_TRACES, Tracer
 
 _log = get_logger("gather")
 
@@ -66,8 +67,15 @@ class Gatherer:
     """Spreads a request's items over encoders, moves what fails to others, and gives up at the deadline."""
 
     def __init__(
-        self, pool: EncoderPool, attempts: Attempts, receiver: Receiver, encoder_retries: int, metrics: Metrics
+        self,
+        pool: EncoderPool,
+        attempts: Attempts,
+        receiver: Receiver,
+        encoder_retries: int,
+        metrics: Metrics,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
+        self._tracer = tracer
         self._pool = pool
         self._attempts = attempts
         self._receiver = receiver
@@ -78,6 +86,15 @@ class Gatherer:
         self._failovers = metrics.counter(
             "epd_failover_total", "Items that were moved to another encoder, by the failure that moved them.", "code"
         )
+
+    def check(self, items: int) -> None:
+        """Refuses at once what cannot be had now.
+
+        Raises:
+            EncoderUnavailable, EncoderOverloaded: no encoder could take so many items.
+        """
+        if items:
+            self._pool.check(items)
 
     async def gather(
         self,
@@ -99,9 +116,12 @@ class Gatherer:
         # Callers choose their request ids, and may choose the same; what a wait is known by must be its own.
         wire_id = f"{request_id[:64]}/{uuid.uuid4().hex}"
         try:
-            with self._receiver.holding() as holding:
+            with self._tracer.span("embeddings", items=len(media)) as span, self._receiver.holding() as holding:
                 job = Job(wire_id, media, token_budget, deadline, forwarded, holding)
-                await self._by_the_deadline(job)
+                try:
+                    await self._by_the_deadline(job)
+                finally:
+                    span.set(attempts=next(job.numbers))  # the number of the one that would come next
             code = "ok"
             return [job.items[source.index] for source in media]
         except Exception as error:

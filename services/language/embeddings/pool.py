@@ -116,6 +116,24 @@ class EncoderPool:
             EncoderUnavailable: none is healthy, or none besides those to avoid.
             EncoderOverloaded: those that are have no room.
         """
+        sources = list(sources)
+        usable = self.check(len(sources), avoiding)
+        shares: dict[Encoder, Share] = {}
+        for source in sources:
+            free = [encoder for encoder in usable if encoder.load < encoder.capacity]
+            encoder = choose(None if avoiding else source.key, free)
+            if encoder not in shares:
+                shares[encoder] = Share(encoder)
+            shares[encoder].add(source)
+        return list(shares.values())
+
+    def check(self, items: int, avoiding: frozenset[Encoder] = frozenset()) -> list[Encoder]:
+        """The encoders that can be asked for ``items`` items now.
+
+        Raises:
+            EncoderUnavailable: none is healthy, or none besides those to avoid.
+            EncoderOverloaded: those that are have no room.
+        """
         usable = [
             encoder
             for encoder in self._encoders.values()
@@ -123,19 +141,11 @@ class EncoderPool:
         ]
         if not usable:
             raise EncoderUnavailable(self._why_none())
-        shares: dict[Encoder, Share] = {}
-        for source in sources:
-            free = [encoder for encoder in usable if encoder.load < encoder.capacity]
-            if not free:
-                for share in shares.values():
-                    share.release()
-                wait = min(encoder.pace.time_for(1 + encoder.load - encoder.capacity) for encoder in usable)
-                raise EncoderOverloaded("Every healthy encoder has as many items in work as it takes.", retry_after=wait)
-            encoder = choose(None if avoiding else source.key, free)
-            if encoder not in shares:
-                shares[encoder] = Share(encoder)
-            shares[encoder].add(source)
-        return list(shares.values())
+        missing = items - sum(max(0, encoder.capacity - encoder.load) for encoder in usable)
+        if missing > 0:
+            wait = min(encoder.pace.time_for(-(-missing // len(usable))) for encoder in usable)
+            raise EncoderOverloaded("Every healthy encoder has as many items in work as it takes.", retry_after=wait)
+        return usable
 
     def report(self, share: Share, error: EpdError | None, blame: bool = True) -> None:
         """Says how a share ended, and releases it. Without ``blame`` the encoder is not held responsible for the failure."""

@@ -58,7 +58,7 @@ async def tokens(engine: Engine, request: EngineRequest) -> list[Step]:
 
 async def until(condition: Callable[[], bool], timeout: float = 5) -> None:
     async with asyncio.timeout(timeout):
-        while not condition():  # noqa: ASYNC110  (another process decides)
+        while not condition():
             await asyncio.sleep(0.005)
 
 
