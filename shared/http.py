@@ -44,6 +44,9 @@ def install(
     """Gives ``app`` the common routes, error handlers and middleware, and ``app.state.drain``. Requests to the paths in
     ``traced`` get spans."""
     app.state.drain = drain
+    metrics.gauge(
+        "epd_event_loop_tasks", "Tasks in the event loop; it grows without end only if something leaks."
+    ).set_function(lambda: len(asyncio.all_tasks()))
 
     @app.get("/health", summary="The process is alive and its event loop turns")
     async def health() -> dict[str, str]:

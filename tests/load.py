@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from benchmarks.transport import LeanTransport
-from examples.scenes import COLOUR_NAMES, POSITIONS, SHAPES, Scene, Thing, png
+from examples.scenes import COLOUR_NAMES, ORDINALS, POSITIONS, SHAPES, TALK, Scene, Thing, describe, png
 from tests.chats import Undivided, user
 
 CLIENT_TIMEOUT = 60.0
@@ -52,23 +52,49 @@ class Outcome:
 def cases(undivided: Undivided, number: int = 64, **request: object) -> list[Case]:
     """Different pictures of one thing each, that the undivided model describes as they are."""
     found: list[Case] = []
-    for index in range(len(COLOUR_NAMES) * len(SHAPES) * len(POSITIONS)):
-        colour, shape, position = index % 8, index // 8 % 4, index // 32
-        picture = png(Scene((Thing(colour, shape, position),)), size=64, seed=index)
-        parts = [picture, "Describe the picture."]
-        text = undivided.tokenizer.decode(undivided.answer(parts)[1], skip_special_tokens=True)
-        thing = Thing(colour, shape, position)
-        right = f"{thing} at the {POSITIONS[position]}.".capitalize()
-        if text == right:
-            found.append(Case(json.dumps(user(*parts, max_tokens=32, **request)).encode(), right))
+    for index in range(_SINGLES):
         if len(found) == number:
             return found
+        found += right_ones(undivided, [picture(index), "Describe the picture."], single(index), **request)
     raise AssertionError(f"the model describes only {len(found)} of these pictures")
 
 
-def text_case(text: str, answer: str) -> Case:
+def pairs(undivided: Undivided, number: int = 64, **request: object) -> list[Case]:
+    """The same about one picture of two, so that an exchange of the two shows."""
+    found: list[Case] = []
+    for index in range(_SINGLES):
+        if len(found) == number:
+            return found
+        which, other = index % 2, (index + 37) % _SINGLES
+        shown = [picture(other), picture(other)]
+        shown[which] = picture(index)
+        found += right_ones(undivided, [*shown, f"Describe the {ORDINALS[which]} picture."], single(index), **request)
+    raise AssertionError(f"the model describes only {len(found)} of these pairs")
+
+
+_SINGLES = len(COLOUR_NAMES) * len(SHAPES) * len(POSITIONS)
+
+
+def single(index: int) -> Scene:
+    """The scene of one thing with this number."""
+    return Scene((Thing(index % 8, index // 8 % 4, index // 32),))
+
+
+def picture(index: int) -> bytes:
+    """Its picture; the same one always."""
+    return png(single(index), size=64, seed=index)
+
+
+def right_ones(undivided: Undivided, parts: list[bytes | str], scene: Scene, **request: object) -> list[Case]:
+    """The case, if the undivided model answers it as it should."""
+    text = undivided.tokenizer.decode(undivided.answer(parts)[1], skip_special_tokens=True)
+    right = describe(scene)
+    return [Case(json.dumps(user(*parts, max_tokens=32, **request)).encode(), right)] if text == right else []
+
+
+def text_case(text: str = "Hello!") -> Case:
     """A request without a picture."""
-    return Case(json.dumps(user(text)).encode(), answer)
+    return Case(json.dumps(user(text)).encode(), TALK[text])
 
 
 async def ask(client: httpx.AsyncClient, url: str, case: Case, headers: Mapping[str, str] | None = None) -> Outcome:
