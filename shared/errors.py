@@ -216,6 +216,19 @@ def from_validation(errors: list[Any]) -> InvalidRequest:
     return InvalidRequest(f"{place or 'body'}: {first['msg']}{more}", param=place or None)
 
 
+def release(error: BaseException) -> None:
+    """Drops what an error that was answered and logged still holds: the frames it passed through, and the errors before it.
+
+    Those frames hold tasks, which hold the error: a ring that only the garbage collector finds, with all of the request in it.
+    Under a load of failing requests that was measured to be a hundred megabytes between two collections.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        following = seen.__cause__ or seen.__context__
+        seen.__traceback__ = seen.__context__ = seen.__cause__ = None
+        seen = following
+
+
 @contextmanager
 def media_errors(param: str | None = None) -> Iterator[None]:
     """Inside it, a ``ValueError`` is the client's picture at fault; everything else stays what it is.

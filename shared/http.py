@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
-from shared.errors import EpdError, ErrorBody, InvalidRequest, body_of, from_exception, from_validation, headers_of
+from shared.errors import EpdError, ErrorBody, InvalidRequest, body_of, from_exception, from_validation, headers_of, release
 from shared.lifecycle import Drain
 from shared.telemetry import Metrics, get_logger, log_failure, new_request_id
 from shared.tracing import NO_TRACES, Span, Tracer
@@ -83,6 +83,7 @@ def respond(scope: Scope, cause: BaseException) -> JSONResponse:
     status = cause.status_code if isinstance(cause, HTTPException) else error.status
     scope["epd_code"] = error.code
     log_failure(_log, error, cause, probe=scope["path"] == "/ready")
+    release(cause)
     return JSONResponse(body_of(error).model_dump(), status_code=status, headers=headers_of(error))
 
 
@@ -156,10 +157,11 @@ class Envelope:
                 if declared.isdigit() and int(declared) > self.max_body_bytes:
                     raise BodyTooLarge(f"The body has {declared} bytes; at most {self.max_body_bytes} are accepted.")
                 await self.app(scope, self._bounded(receive), send_with_id)
-            except ClientDisconnect:
+            except ClientDisconnect as gone:
                 # Nobody is left to answer, and nobody is to blame.
                 scope["epd_code"] = "client_gone"
                 _log.info("client gone", path=scope["path"])
+                release(gone)
             except Exception as error:
                 response = respond(scope, error)
                 if status is not None:
@@ -217,8 +219,13 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     finally:
         gone.cancel()
         expired.cancel()
-        doing.cancel()
-        await asyncio.gather(doing, return_exceptions=True)
+        if not doing.done():
+            doing.cancel()
+            await asyncio.wait({doing})
+            try:
+                doing.result()
+            except BaseException as left:
+                release(left)  # nobody asks for it any more
 
 
 async def _disconnect(request: Request) -> None:

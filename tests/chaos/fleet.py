@@ -26,7 +26,7 @@ class Fleet:
         return {view["url"]: view for view in answer.json()["data"]}
 
     def until_ready(self, encoders: int | None = None, timeout: float = 60.0) -> None:
-        """Returns when so many encoders (all, without a number) are ready and their circuits closed."""
+        """Returns when so many encoders (all, without a number) are ready."""
         wanted = len(self.encoders) if encoders is None else encoders
         wait_for(lambda: sum(view["state"] == "ready" for view in self.states().values()) >= wanted, timeout, "readiness")
 

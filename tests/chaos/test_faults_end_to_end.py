@@ -143,7 +143,7 @@ def test_a_sick_encoder_gets_one_request_and_not_all(services: Fleet, singles: l
     services.set_faults({"kind": "hang"})
     first = asyncio.run(ask_all(services.language.url, singles[:8]))
     assert {outcome.code for outcome in first} == {"encoder_lost"}
-    asked = 'epd_attempts_total{code="encoder_lost",encoder="%s"}' % services.encoders[0].url
+    asked = f'epd_attempts_total{{code="encoder_lost",encoder="{services.encoders[0].url}"}}'
     before = metrics(services.language)[asked]
     over = time.monotonic() + 3 * LIVENESS
     outcomes: list[Outcome] = []
