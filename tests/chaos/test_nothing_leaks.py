@@ -112,7 +112,7 @@ def test_ten_thousand_failures_leave_nothing(tmp_path: Path, doubles: list[Case]
     with fleet(tmp_path, encoder={"faults_enabled": True, "log_level": "error"}, language=options) as services:
         wanted = list(doubles)
         random.Random(1).shuffle(wanted)
-        fail(services, wanted, 2000)  # what is allocated once is allocated by then
+        fail(services, wanted, 4000)  # what is allocated once is allocated by then
         services.until_ready()
         pids = processes(services)
         before = {name: (resident(pid), descriptors(pid)) for name, pid in pids.items()}
