@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic_core import PydanticUndefined
 
+from services.encoder.faults.kinds import KINDS
 from services.encoder.settings import EncoderSettings
 from services.language.settings import LanguageSettings
 from shared.errors import ERRORS
@@ -70,17 +71,25 @@ def test_every_metric_is_documented() -> None:
 
 def test_the_readmes_failure_table_is_the_codes() -> None:
     table = dict(re.findall(r"^\| `(\w+)` \| (\d{3}) \|", (ROOT / "README.md").read_text(), re.MULTILINE))
-    # A code that nothing raises yet is named beneath the table instead.
-    assert {code: int(status) for code, status in table.items()} | {"encoder_lost": 503} == {
-        code: cls.status for code, cls in ERRORS.items()
-    }
+    assert {code: int(status) for code, status in table.items()} == {code: cls.status for code, cls in ERRORS.items()}
+
+
+def test_the_failure_contract_names_every_code_and_every_fault() -> None:
+    page = (ROOT / "docs" / "failure-contract.md").read_text()
+    table = dict(re.findall(r"^\| `(\w+)` \| (\d{3}) \|", page, re.MULTILINE))
+    assert {code: int(status) for code, status in table.items()} == {code: cls.status for code, cls in ERRORS.items()}
+    faults = page.split("## Faults on order")[1].split("\n## ")[0]
+    named = {name for row in re.findall(r"^\| (`.*?) \|", faults, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert named == {kind.model_fields["kind"].default for kind in KINDS}
 
 
 def test_no_figure_is_left_out() -> None:
     assert not re.search(r"@[A-Z]+@", (ROOT / "README.md").read_text())
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/observability.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/architecture.md", "docs/observability.md", "docs/failure-contract.md", "CONTRIBUTING.md"]
+)
 def test_every_file_that_a_page_names_exists(page: str) -> None:
     text = (ROOT / page).read_text()
     folders = [Path(), Path("services/language"), Path("services/encoder"), Path("services/language/engine/torch")]
