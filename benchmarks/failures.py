@@ -140,6 +140,7 @@ def until_served(services: Fleet, case: Case) -> float:
             while True:
                 outcome = await ask(client, services.language.url, case)
                 if outcome.status == 200:
+                    check([outcome], 1, set())
                     return outcome.ended
                 await asyncio.sleep(0.01)
 

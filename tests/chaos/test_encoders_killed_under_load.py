@@ -5,23 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Iterator
-from itertools import cycle, islice
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
-from benchmarks.transport import LeanTransport
+from benchmarks.failures import CLIENTS, GONE, LIVENESS, SLOW, many, until_served, when_busy
 from tests.chaos.fleet import Fleet, fleet, metrics
-from tests.load import Case, Outcome, ask, ask_all, check, codes, percentile, text_case
+from tests.load import Case, Outcome, ask_all, check, codes, percentile, text_case
 from tests.processes import Service, wait_for
-
-GONE = {"encoder_failed", "encoder_unavailable"}
-LIVENESS = 2.0
-# Slow enough that most requests are in the encoders' hands when something happens.
-SLOW = {"kind": "delay", "at": "fetch", "seconds": 0.3}
-CLIENTS = 48
 
 
 @pytest.fixture
@@ -38,32 +30,21 @@ def one(tmp_path: Path) -> Iterator[Fleet]:
         yield services
 
 
-async def during(services: Fleet, wanted: list[Case], event: Iterator[None]) -> list[Outcome]:
-    """What came of ``wanted``, ``CLIENTS`` at a time; ``event`` goes on once when many are in the encoders' hands."""
-    url = services.language.url
-    asked = asyncio.create_task(ask_all(url, wanted, CLIENTS))
-    async with httpx.AsyncClient(timeout=10, trust_env=False) as client, asyncio.timeout(30):
-        while True:
-            views = (await client.get(f"{url}/v1/encoders")).json()["data"]
-            if all(view["in_flight"] >= CLIENTS // len(views) // 2 for view in views):
-                break
-            await asyncio.sleep(0.01)
-    next(event)
-    return await asked
+def during(services: Fleet, wanted: list[Case], event: Callable[[], None]) -> list[Outcome]:
+    """What came of ``wanted``; ``event`` happens when many are in the encoders' hands."""
+    return asyncio.run(when_busy(services, wanted, event))[0]
 
 
-def many(singles: list[Case], number: int) -> list[Case]:
-    return list(islice(cycle(singles), number))
+def killing(*services: Service) -> Callable[[], None]:
+    def kill() -> None:
+        for service in services:
+            service.process.kill()
 
-
-def killing(*services: Service) -> Iterator[None]:
-    for service in services:
-        service.process.kill()
-    yield
+    return kill
 
 
 def test_one_of_two_is_killed(two: Fleet, singles: list[Case]) -> None:
-    outcomes = asyncio.run(during(two, many(singles, 300), killing(two.encoders[0])))
+    outcomes = during(two, many(singles, 300), killing(two.encoders[0]))
     check(outcomes, 300, GONE)
     # Deadlines are far away, so what the dead one had is done by the other.
     assert codes(outcomes)["ok"] == 300
@@ -75,11 +56,11 @@ def test_one_of_two_is_killed(two: Fleet, singles: list[Case]) -> None:
 def test_both_are_killed(two: Fleet, singles: list[Case]) -> None:
     died: list[float] = []
 
-    def kill() -> Iterator[None]:
+    def kill() -> None:
         died.append(time.monotonic())
-        yield from killing(*two.encoders)
+        killing(*two.encoders)()
 
-    outcomes = asyncio.run(during(two, many(singles, 300), kill()))
+    outcomes = during(two, many(singles, 300), kill)
     check(outcomes, 300, GONE)
     waited = [outcome.ended - died[0] for outcome in outcomes if outcome.status == 503 and outcome.began < died[0]]
     assert len(waited) >= CLIENTS // 2
@@ -95,12 +76,11 @@ def test_one_that_is_stopped_is_lost_in_time_and_back_when_it_goes_on(one: Fleet
     stopped: list[float] = []
     [encoder] = one.encoders
 
-    def stop() -> Iterator[None]:
+    def stop() -> None:
         encoder.process.send_signal(signal.SIGSTOP)
         stopped.append(time.monotonic())
-        yield
 
-    outcomes = asyncio.run(during(one, many(singles, CLIENTS), stop()))
+    outcomes = during(one, many(singles, CLIENTS), stop)
     try:
         check(outcomes, CLIENTS, {"encoder_lost", "encoder_unavailable"})
         assert codes(outcomes)["encoder_lost"] >= CLIENTS // 2
@@ -116,16 +96,7 @@ def test_one_that_is_stopped_is_lost_in_time_and_back_when_it_goes_on(one: Fleet
     continued = time.monotonic()
     one.set_faults()
 
-    async def until_served() -> Outcome:
-        async with httpx.AsyncClient(transport=LeanTransport()) as client:
-            while True:
-                outcome = await ask(client, one.language.url, singles[0])
-                if outcome.status == 200:
-                    return outcome
-
-    served = asyncio.run(until_served())
-    assert not served.wrong
-    assert served.ended - continued <= 2 * LIVENESS
+    assert until_served(one, singles[0]) - continued <= 2 * LIVENESS
     # What it still sends of the time before is dropped; nothing of it is in anyone's answer.
     outcomes = asyncio.run(ask_all(one.language.url, many(singles, 200), CLIENTS))
     check(outcomes, 200, set())
@@ -135,11 +106,10 @@ def test_one_that_is_stopped_is_lost_in_time_and_back_when_it_goes_on(one: Fleet
 def test_one_of_two_is_stopped_and_the_other_does_its_work(two: Fleet, singles: list[Case]) -> None:
     encoder = two.encoders[0]
 
-    def stop() -> Iterator[None]:
+    def stop() -> None:
         encoder.process.send_signal(signal.SIGSTOP)
-        yield
 
-    outcomes = asyncio.run(during(two, many(singles, 200), stop()))
+    outcomes = during(two, many(singles, 200), stop)
     encoder.process.send_signal(signal.SIGCONT)
     check(outcomes, 200, {"encoder_lost"})
     assert codes(outcomes)["ok"] == 200

@@ -92,7 +92,13 @@ def test_no_figure_is_left_out() -> None:
 )
 def test_every_file_that_a_page_names_exists(page: str) -> None:
     text = (ROOT / page).read_text()
-    folders = [Path(), Path("services/language"), Path("services/encoder"), Path("services/language/engine/torch")]
+    folders = [
+        Path(),
+        Path("docs"),
+        Path("services/language"),
+        Path("services/encoder"),
+        Path("services/language/engine/torch"),
+    ]
     named = set(re.findall(r"`([\w/.-]+\.(?:py|md|yml|png|conf))`|\]\(([\w/.-]+)\)", text))
     for name in {first or second for first, second in named}:
         assert any((ROOT / folder / name).exists() for folder in folders), f"{page} names {name}, which is not there"
