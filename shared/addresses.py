@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 from urllib.parse import urlsplit
 
-_WILDCARDS = ("", "0.0.0.0", "::", "[::]", "*")
 _ENDPOINT = re.compile(r"tcp://(?P<host>\[[0-9a-fA-F:.%]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
 
 
 def is_wildcard(host: str | None) -> bool:
-    """Whether ``host`` stands for all addresses of a machine, and so for none that a peer could send to."""
-    return (host or "") in _WILDCARDS
+    """Whether ``host`` stands for all addresses of a machine, and so for none that a peer could send to.
+
+    However it is spelled: name resolution also takes ``0``, ``0.0``, ``00.0.0.0``, ``0x0``, ``::0`` and ``::ffff:0.0.0.0``.
+    """
+    bare = (host or "").strip("[]").partition("%")[0]
+    ip: ipaddress.IPv4Address | ipaddress.IPv6Address
+    try:
+        ip = ipaddress.ip_address(bare)
+    except ValueError:
+        try:
+            ip = ipaddress.IPv4Address(socket.inet_aton(bare))
+        except (OSError, ValueError):
+            return bare in ("", "*")  # a name
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    return ip.is_unspecified
 
 
 def host_towards(url: str) -> str:

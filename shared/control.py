@@ -77,7 +77,7 @@ class Subscription(_Schema):
     seconds, the first at once, for ``lease`` seconds from now on."""
 
     reply_to: str = Field(max_length=512, examples=["tcp://127.0.0.1:5557"])
-    interval: float = Field(gt=0, le=60)
+    interval: float = Field(ge=0.01, le=60)
     lease: float = Field(gt=0, le=600)
 
 

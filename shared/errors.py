@@ -31,8 +31,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 class EpdError(Exception):
     """A failure with a fixed ``code``, HTTP ``status`` and OpenAI error ``type``.
 
-    ``param`` names the part of the request that is at fault, where one is; ``retry_after`` is in seconds; ``encoder`` is the
-    base URL of the encoder that the failure came from, for the log.
+    ``param`` names the part of the request that is at fault, where one is; ``retry_after`` is in seconds; ``encoder``
+    and ``encoder_id`` are the base URL and the id of the encoder that the failure came from, for the log.
     """
 
     code: ClassVar[str]
@@ -43,6 +43,7 @@ class EpdError(Exception):
         super().__init__(message)
         self.message = message
         self.encoder: str | None = None
+        self.encoder_id: str | None = None
         self.param = param
         self.retry_after = retry_after
 

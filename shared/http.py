@@ -162,6 +162,10 @@ class Envelope:
                 scope["epd_code"] = "client_gone"
                 _log.info("client gone", path=scope["path"])
                 release(gone)
+            except asyncio.CancelledError:
+                # Nobody cancels a request but the end of the service.
+                scope["epd_code"] = "cancelled"
+                raise
             except Exception as error:
                 response = respond(scope, error)
                 if status is not None:
@@ -198,6 +202,27 @@ class Envelope:
             return message
 
         return bounded
+
+
+async def in_time(request: Request, reading: Coroutine[Any, Any, T], seconds: float) -> T:
+    """The result of ``reading`` a request's body, which the client has ``seconds`` for.
+
+    Raises:
+        InvalidRequest: it took longer.
+        Unavailable: the service is ending, and has no time left for it.
+    """
+    drain: Drain = request.app.state.drain
+    task, expired = asyncio.create_task(reading), asyncio.create_task(drain.expired.wait())
+    try:
+        await asyncio.wait({task, expired}, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if expired.done():
+            raise drain.refuse()
+        raise InvalidRequest(f"The body did not arrive within {seconds:.3g} s.")
+    finally:
+        expired.cancel()
+        task.cancel()
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

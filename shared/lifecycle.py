@@ -114,22 +114,24 @@ class Drain:
 class _Server(uvicorn.Server):
     """uvicorn, except that the first signal drains, the second ends at once, and a drained service exits with 0."""
 
-    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
+    def __init__(self, config: uvicorn.Config, drain: Drain, pump: Pump) -> None:
         super().__init__(config)
         self._drain = drain
+        self._pump = pump
         self._signalled = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self._signalled:
             os._exit(128 + sig)
         self._signalled = True
-        # While the service is still starting there is nothing to finish.
-        self.should_exit = not self.started
+        if not self.started:
+            # There is nothing to finish yet, and loading a model may take minutes.
+            os._exit(0)
 
     async def on_tick(self, counter: int) -> bool:
         if self._signalled:
             self._drain.begin()
-        return self._drain.finished() or await super().on_tick(counter)
+        return (self._drain.finished() and self._pump.empty) or await super().on_tick(counter)
 
 
 def prepare(settings: ServiceSettings) -> None:
@@ -198,18 +200,19 @@ def keep_freed_memory() -> None:
 
 def run(app: FastAPI, settings: ServiceSettings, port: int) -> None:
     """Serves until SIGTERM or SIGINT, then drains (``app.state.drain``), and ends the process with status 0."""
+    pump = Pump()
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=port,
-        http=partial(PacedProtocol, Pump()),  # type: ignore[arg-type]
+        http=partial(PacedProtocol, pump),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=1,  # open requests have ended by then
         timeout_keep_alive=30,
         backlog=4096,
     )
-    _Server(config, app.state.drain).run()
+    _Server(config, app.state.drain, pump).run()
     # A thread that hangs in a computation must not keep the process from ending; the interpreter would wait for it.
     logging.shutdown()
     os._exit(0)

@@ -27,6 +27,11 @@ class Pump:
         self._pieces.append((connection, data))
         self._schedule()
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._pieces
+
     def _schedule(self) -> None:
         if self._pieces and not self._scheduled:
             self._scheduled = True
@@ -54,9 +59,12 @@ class PacedProtocol(HttpToolsProtocol):
         else:
             self._waiting += 1
             self._pump.put(self, data)
+            # Nothing more is read from a connection until it was its turn: the system's buffers hold the rest.
+            self.flow.pause_reading()
 
     def take(self, data: bytes) -> None:
         """It is the turn of ``data``; nobody waits for an answer if the connection was closed meanwhile."""
         self._waiting -= 1
         if not self.transport.is_closing():
+            self.flow.resume_reading()
             super().data_received(data)

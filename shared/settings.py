@@ -33,6 +33,7 @@ class ServiceSettings(BaseSettings):
     threads: int = Field(0, ge=0, description="torch's CPU threads; 0 is half of the cores, since two services share them.")
     host: str = Field("127.0.0.1", description="Address that HTTP listens on.")
     secret_file: Path | None = Field(None, description="Deployment secret that keys are derived from; random without one.")
+    body_timeout: float = Field(30.0, gt=0, description="Seconds that the body of a request may take to arrive.")
     drain_timeout: float = Field(
         10.0, gt=0, description="Seconds from SIGTERM to the end: open requests are finished, new ones refused."
     )

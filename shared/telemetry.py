@@ -76,7 +76,7 @@ def log_failure(logger: FilteringBoundLogger, error: EpdError, cause: BaseExcept
     """The one log line of a failed request; the request id is bound to the context. Those of probes are for debugging."""
     fields: dict[str, object] = {"code": error.code, "status": error.status, "param": error.param, "reason": error.message}
     if error.encoder is not None:
-        fields["encoder"] = error.encoder
+        fields |= {"encoder": error.encoder, "encoder_id": error.encoder_id}
     if probe:
         logger.debug("probe failed", **fields)
     elif isinstance(error, ClientError):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from shared.errors import EncoderOverloaded, InvalidRequest
 from shared.pace import Pace
 
 
 class Admission:
-    """Counts what is in work. ``held`` is in bytes of media and features.
+    """Counts what is in work. ``held`` is in bytes of bodies, media and features.
 
     Bytes are known only as they come. A call that is alone is never refused for them, so that each can run some time.
     """
@@ -29,8 +29,28 @@ class Admission:
         return self._pace.open
 
     @contextmanager
-    def call(self, items: int, held: int) -> Iterator[Share]:
-        """Inside it, a call of so many ``items`` is in work, which comes with ``held`` bytes. Ends with nothing held.
+    def body(self, held: int) -> Iterator[Share]:
+        """Inside it, the body of a call arrives, of which ``held`` bytes are known; later, that call is in work by the same
+        share. Ends with nothing held.
+
+        Raises:
+            EncoderOverloaded: there is no room for it, or for any item in it, now.
+        """
+        self._check_items(1)
+        self._check_bytes(held, others=self._calls)
+        self._calls += 1
+        share = Share(self)
+        try:
+            share.hold(held)
+            yield share
+        finally:
+            share.release(share.held)
+            self._calls -= 1
+
+    @contextmanager
+    def call(self, items: int, held: int, body: Share | None = None) -> Iterator[Share]:
+        """Inside it, a call of so many ``items`` is in work, which comes with ``held`` bytes: those that are left of its
+        ``body``, where it has come in one. Ends with nothing held.
 
         Raises:
             EncoderOverloaded: there is no room for it now.
@@ -38,23 +58,15 @@ class Admission:
         """
         if items > self._max_items:
             raise InvalidRequest(f"A call may have at most {self._max_items} items; this one has {items}.", param="items")
-        excess = self.items + items - self._max_items
-        if excess > 0:
-            raise EncoderOverloaded(
-                f"The encoder has {self.items} of at most {self._max_items} items in work.",
-                retry_after=self._pace.time_for(excess),
-            )
-        self._check_bytes(held, others=self._calls)
-        self._calls += 1
-        self._pace.begin(items)
-        share = Share(self)
-        try:
-            share.hold(held)
-            yield share
-        finally:
-            share.release(share.held)
-            self._pace.end(items)
-            self._calls -= 1
+        self._check_items(items)
+        with nullcontext(body) if body is not None else self.body(0) as share:
+            share.become(held)
+            self._pace.begin(items)
+            try:
+                yield share
+            finally:
+                share.release(share.held)
+                self._pace.end(items)
 
     def hold(self, count: int) -> None:
         """Accounts for ``count`` bytes more.
@@ -64,6 +76,14 @@ class Admission:
         """
         self._check_bytes(count, others=self._calls - 1)
         self.held += count
+
+    def _check_items(self, count: int) -> None:
+        excess = self.items + count - self._max_items
+        if excess > 0:
+            raise EncoderOverloaded(
+                f"The encoder has {self.items} of at most {self._max_items} items in work.",
+                retry_after=self._pace.time_for(excess),
+            )
 
     def _check_bytes(self, count: int, others: int) -> None:
         excess = self.held + count - self._max_bytes
@@ -91,6 +111,17 @@ class Share:
         """
         self._admission.hold(count)
         self.held += count
+
+    def become(self, count: int) -> None:
+        """What the call holds are ``count`` bytes from now on, in place of what it held.
+
+        Raises:
+            EncoderOverloaded: they are more, and there is no room for them.
+        """
+        if count > self.held:
+            self.hold(count - self.held)
+        else:
+            self.release(self.held - count)
 
     def release(self, count: int) -> None:
         """The call holds ``count`` bytes less."""

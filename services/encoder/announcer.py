@@ -45,7 +45,10 @@ class Announcer:
     async def _announce(self, language: str) -> None:
         known: str | None = None
         while True:
-            reason = await self._register(language)
+            try:
+                reason = await self._register(language)
+            except Exception as error:  # whatever it is, the next round may go better, and without rounds nobody finds out
+                reason = f"{type(error).__name__}: {error}"
             if reason != known:
                 if reason:
                     _log.warning("not registered", language=language, reason=reason)

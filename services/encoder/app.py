@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
-from pydantic import ValidationError
-from starlette.datastructures import UploadFile
 
 from services.encoder.announcer import Announcer
+from services.encoder.body import declared_bytes, receive_call
 from services.encoder.faults.base import Call
 from services.encoder.faults.registry import Faults
 from services.encoder.faults.routes import install_fault_routes
@@ -33,7 +32,7 @@ from shared.control import (
     ServiceInfo,
     Subscription,
 )
-from shared.errors import EncoderUnavailable, InvalidRequest, from_validation
+from shared.errors import EncoderUnavailable
 from shared.http import ERROR_RESPONSES, component_schemas, install, schema_ref, span_of, unless_gone
 from shared.identity import ContentHasher
 from shared.lifecycle import Drain, settle, tidy
@@ -147,36 +146,12 @@ def create_app(settings: EncoderSettings) -> FastAPI:
     async def encode(request: Request) -> EncodeResponse:
         drain.check()
         pipeline = parts().pipeline
-        asked, media = await read_call(request, settings)
-        span_of(request).set(encoder_id=app.state.encoder_id, attempt=asked.attempt, items=len(asked.items))
-        return await unless_gone(request, pipeline.run(Call(asked, request.headers), media))
+        with pipeline.arriving(declared_bytes(request)) as share:
+            asked, media = await receive_call(request, settings, share)
+            span_of(request).set(encoder_id=app.state.encoder_id, attempt=asked.attempt, items=len(asked.items))
+            return await unless_gone(request, pipeline.run(Call(asked, request.headers), media, share))
 
     return app
-
-
-async def read_call(request: Request, settings: EncoderSettings) -> tuple[EncodeRequest, dict[str, bytes]]:
-    """The call and its raw media by part name, from a JSON or a multipart body.
-
-    Raises:
-        InvalidRequest: the body follows neither form.
-    """
-    parts: dict[str, bytes] = {}
-    if request.headers.get("content-type", "").startswith("multipart/form-data"):
-        limit = settings.max_items
-        async with request.form(max_files=limit, max_fields=2, max_part_size=settings.max_body_bytes) as form:
-            raw = form.get(REQUEST_FIELD)
-            for name, value in form.multi_items():
-                if isinstance(value, UploadFile):
-                    parts[name] = await value.read()
-        if not isinstance(raw, str):
-            raise InvalidRequest(f"The multipart body lacks the text field {REQUEST_FIELD!r}.", param=REQUEST_FIELD)
-        text: str | bytes = raw
-    else:
-        text = await request.body()
-    try:
-        return EncodeRequest.model_validate_json(text), parts
-    except ValidationError as error:
-        raise from_validation(error.errors()) from error
 
 
 def describe(settings: EncoderSettings, model: VisionHalf, identity: Identity) -> ServiceInfo:

@@ -13,6 +13,9 @@ from prometheus_client import Counter, Histogram
 from services.encoder.fair import FairQueue
 from shared.identity import MediaItem
 from shared.priority import be_nice
+from shared.telemetry import get_logger
+
+_log = get_logger("batcher")
 
 
 @dataclass(eq=False)
@@ -55,7 +58,9 @@ class Batcher:
 
     @property
     def batch_seconds(self) -> float:
-        """For how long the tower has been computing its batch; 0 while it has none."""
+        """For how long the tower has been computing its batch; 0 while it has none, and for ever where nothing serves it."""
+        if self._task is not None and self._task.done():
+            return float("inf")
         return 0.0 if self._began is None else time.perf_counter() - self._began
 
     def start(self) -> None:
@@ -67,6 +72,7 @@ class Batcher:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
         for waiting in (*self._queue, *self._computing):
             waiting.done.cancel()
         self._thread.shutdown(wait=False)
@@ -87,9 +93,9 @@ class Batcher:
                 self._cancelled.labels(stage).inc()
             raise
 
-    def _take(self) -> list[_Waiting]:
-        """The next batch: at least one item, then as many as both limits allow, in the queue's order."""
-        batch = [self._queue.pop()]
+    def _take(self, batch: list[_Waiting]) -> None:
+        """Fills the next batch: at least one item, then as many as both limits allow, in the queue's order."""
+        batch.append(self._queue.pop())
         tokens = batch[0].item.num_tokens
         while self._queue and len(batch) < self._max_items:
             following = self._queue.peek().item
@@ -97,7 +103,6 @@ class Batcher:
             if tokens > self._max_tokens or following.features.keys() != batch[0].item.features.keys():
                 break
             batch.append(self._queue.pop())
-        return batch
 
     async def _serve(self) -> None:
         while True:
@@ -105,9 +110,21 @@ class Batcher:
             if not self._queue:
                 self._arrived.clear()
                 continue
-            self._computing = self._take()
-            await self._finish(self._computing)
-            self._computing = []  # an idle tower keeps nothing
+            batch: list[_Waiting] = []
+            self._computing = batch
+            try:
+                self._take(batch)
+                await self._finish(batch)
+            except Exception as error:
+                # A bug; whoever waits must hear of it, and the next batch must have its turn.
+                _log.exception("a batch failed outside of the tower", items=len(batch))
+                if not batch:  # the queue does not even give one: without this it would fail so for ever
+                    batch.extend(self._queue)
+                    self._queue = FairQueue()
+                _fail(batch, error)
+            # An idle tower keeps nothing.
+            self._computing = []
+            del batch
 
     async def _finish(self, batch: Sequence[_Waiting]) -> None:
         """Everyone in the batch gets a result or an error."""
@@ -137,3 +154,9 @@ class Batcher:
             if not waiting.done.done():
                 waiting.done.set_result(None)
         return True
+
+
+def _fail(batch: Sequence[_Waiting], error: Exception) -> None:
+    for waiting in batch:
+        if not waiting.done.done():
+            waiting.done.set_exception(error)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from urllib.parse import urlsplit
 
@@ -12,7 +14,7 @@ import httpx
 
 from services.encoder.settings import EncoderSettings
 from shared.dataurl import decode_data_url, is_data_url
-from shared.errors import InvalidMedia
+from shared.errors import EncoderOverloaded, InvalidMedia
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _FORBIDDEN = tuple(
@@ -24,6 +26,18 @@ _FORBIDDEN = tuple(
         "192.88.99.0/24",  # relays of 6to4, deprecated
     )
 )
+
+
+# Threads that resolve names. One that a slow name server keeps stays busy after its fetch has ended.
+_RESOLVERS = 16
+_WAIT = "epd_wait"  # the extension of requests, those after redirects included, that holds their fetch's ``_Wait``
+
+
+@dataclass(slots=True)
+class _Wait:
+    """What a fetch found out about waiting: ``starved`` where it ended before a thread was free to resolve its name."""
+
+    starved: bool = False
 
 
 class Fetcher:
@@ -54,6 +68,7 @@ class Fetcher:
         Raises:
             InvalidMedia: a scheme that is not accepted, an address that is forbidden, an upstream answer other than 200, an
                 unreachable host, too many bytes, or too slow.
+            EncoderOverloaded: its time ran out before it could begin, since slow names of others kept it waiting.
         """
         if is_data_url(url):
             return await asyncio.to_thread(decode_data_url, url, self._max_bytes, param)
@@ -65,10 +80,15 @@ class Fetcher:
             raise InvalidMedia("The URL is not of http, https or data.", param=param)
         if parts.username or parts.password:
             raise InvalidMedia("The URL carries credentials; those are not sent.", param=param)
+        wait = _Wait()
         try:
             async with asyncio.timeout(self._timeout):
-                return await self._get(url, param)
+                return await self._get(url, param, wait)
         except TimeoutError as error:
+            if wait.starved:
+                raise EncoderOverloaded(
+                    f"The encoder was busy with other names for {self._timeout:g} s.", retry_after=self._timeout
+                ) from error
             raise InvalidMedia(f"{parts.hostname} took longer than {self._timeout:g} s.", param=param) from error
         except InvalidMedia as error:
             error.param = error.param or param
@@ -77,8 +97,8 @@ class Fetcher:
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise InvalidMedia(f"{parts.hostname} cannot be reached: {error or type(error).__name__}.", param=param) from error
 
-    async def _get(self, url: str, param: str | None) -> bytes:
-        async with self._client.stream("GET", url) as response:
+    async def _get(self, url: str, param: str | None, wait: _Wait) -> bytes:
+        async with self._client.stream("GET", url, extensions={_WAIT: wait}) as response:
             if response.status_code != httpx.codes.OK:
                 raise InvalidMedia(f"The URL answered with HTTP status {response.status_code}.", param=param)
             data = bytearray()
@@ -97,12 +117,15 @@ class _CheckedTransport(httpx.AsyncBaseTransport):
 
     def __init__(self, allow_private: bool) -> None:
         self._allow_private = allow_private
+        # Not the event loop's own threads, which have other things to do.
+        self._resolvers = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="resolver")
         # Connections are not kept: one that was checked for a host must not serve another that shares its address.
         self._inner = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None, max_keepalive_connections=0))
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         host = request.url.host
-        address = await self._resolve(host, request.url.port or (443 if request.url.scheme == "https" else 80))
+        port = request.url.port or (443 if request.url.scheme == "https" else 80)
+        address = await self._resolve(host, port, request.extensions[_WAIT])
         # The Host header and the certificate check keep the name; only the connection goes to the checked address. A new
         # request, since redirects are resolved against the old one's URL.
         pinned = httpx.Request(
@@ -117,9 +140,13 @@ class _CheckedTransport(httpx.AsyncBaseTransport):
         response.headers.pop("set-cookie", None)
         return response
 
-    async def _resolve(self, host: str, port: int) -> str:
+    async def _resolve(self, host: str, port: int, wait: _Wait) -> str:
+        lookup = self._resolvers.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = await asyncio.wrap_future(lookup)
+        except asyncio.CancelledError:
+            wait.starved = lookup.cancel()  # only what has not begun can be
+            raise
         except (OSError, UnicodeError) as error:
             raise InvalidMedia(f"{host} cannot be resolved.") from error
         addresses = [str(entry[4][0]) for entry in found]
@@ -131,6 +158,7 @@ class _CheckedTransport(httpx.AsyncBaseTransport):
         return addresses[0]
 
     async def aclose(self) -> None:
+        self._resolvers.shutdown(wait=False, cancel_futures=True)
         await self._inner.aclose()
 
 

@@ -53,7 +53,7 @@ class Heart:
         self._max = max_subscriptions
         self._loop = asyncio.get_running_loop()
         self._next: dict[str, asyncio.TimerHandle] = {}
-        self.stalled = False
+        self._stalled = False
         self.state = EncoderState.READY
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class Heart:
         self._send(endpoint)
 
     def _send(self, endpoint: str) -> None:
-        if self._faults.muted or self._hangs():
+        if self._faults.muted or self.stalled:
             return
         beat = Heartbeat(
             encoder_id=self._encoder_id,
@@ -111,13 +111,14 @@ class Heart:
         )
         self._publisher.beat(endpoint, beat.model_dump_json().encode())
 
-    def _hangs(self) -> bool:
-        """Whether the tower counts as wedged; the change is logged."""
+    @property
+    def stalled(self) -> bool:
+        """Whether the tower counts as wedged now; the change is logged when it is noticed."""
         seconds = self._vitals.batch_seconds
         stalled = seconds > self._settings.stall_timeout
-        if stalled and not self.stalled:
+        if stalled and not self._stalled:
             _log.error("the tower hangs; heartbeats stop", batch_seconds=round(seconds, 1))
-        elif self.stalled and not stalled:
+        elif self._stalled and not stalled:
             _log.info("the tower is back; heartbeats go on")
-        self.stalled = stalled
+        self._stalled = stalled
         return stalled

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
-from services.encoder.admission import Admission
+from services.encoder.admission import Admission, Share
 from services.encoder.batcher import Batcher
 from services.encoder.faults.base import Call, Outgoing, Sender, Stage
 from services.encoder.faults.registry import Faults
 from services.encoder.fetch import Fetcher
 from services.encoder.models.generic import VisionHalf
-from services.encoder.prepare import Job, Preparer
+from services.encoder.prepare import Job, Preparer, inline_bytes
 from services.encoder.publisher import Publisher, check_endpoint
 from services.encoder.settings import EncoderSettings
 from services.encoder.tally import Tally
@@ -67,7 +68,7 @@ class Pipeline:
         self._batcher = Batcher(model.encode, *limits, tally.batches, tally.cancelled)
         for name, text, value in (
             ("items_in_work", "Items admitted and not finished.", lambda: self._admission.items),
-            ("bytes_in_work", "Bytes of media and features held.", lambda: self._admission.held),
+            ("bytes_in_work", "Bytes of bodies, media and features held.", lambda: self._admission.held),
             ("queue_items", "Items that wait for the tower.", lambda: len(self._batcher)),
         ):
             metrics.gauge(f"epd_encoder_{name}", text).set_function(value)
@@ -90,9 +91,17 @@ class Pipeline:
         """For how long the tower has been computing its batch; 0 while it has none."""
         return self._batcher.batch_seconds
 
-    async def run(self, call: Call, parts: dict[str, bytes]) -> EncodeResponse:
+    def arriving(self, declared: int) -> AbstractContextManager[Share]:
+        """Around a call from before its body is read, of which ``declared`` bytes are known; gives the share for ``run``.
+
+        Raises:
+            EncoderOverloaded: there is no room for it.
+        """
+        return self._admission.body(declared)
+
+    async def run(self, call: Call, parts: dict[str, bytes], body: Share | None = None) -> EncodeResponse:
         """Encodes and publishes all items of a call. ``parts`` holds raw media by part name; it is emptied, so that each can
-        go when it is not needed any more.
+        go when it is not needed any more. ``body`` is what the call held while it arrived.
 
         Raises:
             InvalidMedia, InvalidRequest: the client's media, or its size in tokens, is at fault.
@@ -104,7 +113,8 @@ class Pipeline:
         check_endpoint(request.reply_to)
         raw = [parts.get(entry.part or "") for entry in request.items]
         parts.clear()
-        with self._admission.call(len(raw), sum(len(data) for data in raw if data is not None)) as share:
+        held = sum(len(data) for data in raw if data is not None) + sum(inline_bytes(entry) for entry in request.items)
+        with self._admission.call(len(raw), held, body) as share:
             jobs = [Job(call, entry, share, data) for entry, data in zip(request.items, raw, strict=True)]
             del raw
             try:

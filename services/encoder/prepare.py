@@ -16,8 +16,14 @@ from services.encoder.settings import EncoderSettings
 from services.encoder.tally import Tally
 from services.encoder.threads import FairThreads
 from shared.control import EncodeItem
+from shared.dataurl import is_data_url
 from shared.errors import InvalidMedia, InvalidRequest
 from shared.identity import ContentHasher, MediaItem
+
+
+def inline_bytes(entry: EncodeItem) -> int:
+    """What the media of an item take that came inside its call, as a ``data:`` URL."""
+    return len(entry.url) if entry.url is not None and is_data_url(entry.url) else 0
 
 
 @dataclass(eq=False, slots=True)
@@ -81,6 +87,7 @@ class Preparer:
         if entry.url is not None:
             async with self._fetches.turn(job.call):
                 data = await self._fetcher.fetch(entry.url, entry.param)
+                job.share.release(inline_bytes(entry))  # what they decode to takes their place, and is no more
                 job.share.hold(len(data))
                 job.raw = data
         elif job.raw is None:

@@ -18,13 +18,15 @@ S = TypeVar("S", bound="zmq.Socket[Any]")
 
 
 class Publisher:
-    """Owns the sending sockets. The least recently used destination is closed when there are too many."""
+    """Owns the sending sockets. The least recently used destination is closed when there are too many, unless a
+    message is being handed to it."""
 
     def __init__(self, max_destinations: int = 256, high_water_mark: int = 64) -> None:
         self._context = zmq.asyncio.Context()
         self._beats_context = zmq.Context()  # with an I/O thread of its own
         self._sockets: OrderedDict[str, zmq.asyncio.Socket] = OrderedDict()
         self._sending: Counter[str] = Counter()
+        self._forgotten: set[str] = set()
         self._beats: dict[str, zmq.Socket[bytes]] = {}
         self._max = max_destinations
         self._high_water_mark = high_water_mark
@@ -37,9 +39,9 @@ class Publisher:
             InvalidRequest: ``endpoint`` is not an address that can be sent to.
             EncoderFailed: no receiver took it within ``timeout`` seconds.
         """
-        socket = self._socket(endpoint)
         self._sending[endpoint] += 1
         try:
+            socket = self._socket(endpoint)
             async with asyncio.timeout(timeout):
                 await socket.send_multipart(list(frames), copy=False)
         except TimeoutError as error:
@@ -48,6 +50,9 @@ class Publisher:
             self._sending[endpoint] -= 1
             if not self._sending[endpoint]:
                 del self._sending[endpoint]
+                if endpoint in self._forgotten:
+                    self._close(endpoint)
+                self._trim()
 
     def beat(self, endpoint: str, frame: bytes) -> None:
         """Sends a heartbeat by a socket that large messages cannot hold up. One that cannot leave gives way to the next.
@@ -64,11 +69,13 @@ class Publisher:
         socket.send(frame, zmq.NOBLOCK)
 
     def forget(self, endpoint: str) -> None:
-        """Nobody listens at ``endpoint`` any more: its sockets are closed, except one that a message is being handed to."""
+        """Nobody listens at ``endpoint`` any more: its sockets are closed, one that is sending when that ends."""
         if (beats := self._beats.pop(endpoint, None)) is not None:
             beats.close()
-        if endpoint in self._sockets and not self._sending[endpoint]:
-            self._sockets.pop(endpoint).close()
+        if self._sending[endpoint]:
+            self._forgotten.add(endpoint)
+        else:
+            self._close(endpoint)
 
     def close(self) -> None:
         """Closes all sockets; what they have not sent after a second is lost."""
@@ -83,10 +90,21 @@ class Publisher:
         socket.set(zmq.SNDHWM, self._high_water_mark)
         socket.set(zmq.IMMEDIATE, 1)  # queue for connected receivers only, so that a dead one is noticed here
         self._sockets[endpoint] = _connected(socket, endpoint)
-        if len(self._sockets) > self._max:
-            _, oldest = self._sockets.popitem(last=False)
-            oldest.close()
+        self._trim()
         return socket
+
+    def _trim(self) -> None:
+        """Closes what is too many. A socket that is closed cancels who sends by it, so those stay until they are idle."""
+        while len(self._sockets) > self._max:
+            idle = next((endpoint for endpoint in self._sockets if not self._sending[endpoint]), None)
+            if idle is None:
+                return
+            self._close(idle)
+
+    def _close(self, endpoint: str) -> None:
+        self._forgotten.discard(endpoint)
+        if (socket := self._sockets.pop(endpoint, None)) is not None:
+            socket.close()
 
 
 def _connected(socket: S, endpoint: str) -> S:

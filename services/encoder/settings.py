@@ -24,7 +24,9 @@ class EncoderSettings(ServiceSettings):
     announce_interval: float = Field(1.0, gt=0, description="Seconds between registrations.")
     max_items: int = Field(256, gt=0, description="Items in work or waiting; past it a request gets 503 encoder_overloaded.")
     max_bytes: int = Field(
-        2**30, gt=0, description="Bytes of media and features held at once; past it a request gets 503 encoder_overloaded."
+        2**30,
+        gt=0,
+        description="Bytes of bodies, media and features held at once; past it a request gets 503 encoder_overloaded.",
     )
     max_batch_items: int = Field(16, gt=0, description="Items that the tower computes together.")
     max_batch_tokens: int = Field(16_384, gt=0, description="Tokens that the tower computes together, past the first item.")

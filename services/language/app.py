@@ -78,7 +78,7 @@ def create_app(settings: LanguageSettings) -> FastAPI:
     drain = Drain(settings.drain_timeout, lambda: EngineOverloaded("The language service is stopping."))
     app = FastAPI(title="EPD language service", version=version("epd-pair"), lifespan=lifespan)
     install(app, metrics, settings.max_body_bytes, drain, tracer, (CHAT_PATH,))
-    install_routes(app, settings.model_name(), settings.request_timeout)
+    install_routes(app, settings.model_name(), settings.request_timeout, settings.body_timeout)
     install_encoder_routes(app, registration_token(settings))
 
     @app.get("/ready", summary="The engine takes requests", responses={503: ERROR_RESPONSES[503]})

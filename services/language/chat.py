@@ -23,7 +23,7 @@ from services.language.prompt.expansion import check_placeholders, expand
 from services.language.prompt.template import ChatTemplate
 from services.language.settings import LanguageSettings
 from shared.dataurl import decode_data_url, is_data_url
-from shared.errors import EngineOverloaded, InvalidRequest
+from shared.errors import EncoderOverloaded, EngineOverloaded, InvalidRequest
 from shared.identity import MediaItem
 from shared.lifecycle import Drain
 from shared.pace import Pace
@@ -31,6 +31,7 @@ from shared.telemetry import Metrics
 from shared.tracing import NO_TRACES, Span, Tracer
 
 _THREADS = 2
+_SLACK = 0.25  # seconds
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -85,7 +86,7 @@ class ChatService:
         self._gatherer = gatherer
         self._engine = engine
         self._template = ChatTemplate(model.tokenizer)
-        self._admitted = Pace()
+        self._admitted, self._waiting = Pace(), Pace()
         # Few, since more would only take the interpreter from each other and from the event loop.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt")
         self._slots = asyncio.Semaphore(2 * _THREADS)
@@ -126,12 +127,50 @@ class ChatService:
             ClientError: the request, its size, or its media is at fault.
             Unavailable: embeddings or a place in the engine cannot be had.
         """
-        self._gatherer.check(len(request.conversation.media))
-        read = await self._in_thread(self._read, request)
-        deadline = request.deadline.lowered(self._settings.embedding_timeout, own=True)
-        with self._stages.labels("embeddings").time():
-            items = await self._gatherer.gather(request.request_id, read.sources, read.room, deadline, request.forwarded)
-        prompt = await self._in_thread(self._prompt, read.token_ids, items)
+        try:
+            # A little later than the deadlines of what it waits for, which have more to say.
+            async with asyncio.timeout(max(0.0, request.deadline.left()) + _SLACK):
+                return await self._start(request)
+        except TimeoutError as error:
+            raise EngineOverloaded("The deadline passed before the prompt was ready: the service is too busy.") from error
+
+    async def _start(self, request: ChatRequest) -> list[Completion]:
+        media = request.conversation.media
+        if len(media) > self._settings.max_items_per_request:
+            limit = self._settings.max_items_per_request
+            raise InvalidRequest(f"The request has {len(media)} pictures; at most {limit} are accepted.", param="messages")
+        with self._with_pictures(len(media)), self._gatherer.holding() as holding:
+            read = await self._in_thread(self._read, request)
+            deadline = request.deadline.lowered(self._settings.embedding_timeout, own=True)
+            with self._stages.labels("embeddings").time():
+                items = await self._gatherer.gather(
+                    request.request_id, read.sources, read.room, deadline, request.forwarded, holding
+                )
+            prompt = await self._in_thread(self._prompt, read.token_ids, items)
+            return await self._submit(request, prompt)
+
+    @contextmanager
+    def _with_pictures(self, items: int) -> Iterator[None]:
+        """A place among the requests that wait for embeddings. They get no more than half of all places: however slow encoders
+        are, text finds room.
+
+        Raises (on entering):
+            EncoderUnavailable, EncoderOverloaded: no encoder could take so many items now, or too many wait already.
+        """
+        if not items:
+            yield
+            return
+        self._gatherer.check(items)
+        if self._waiting.open >= max(1, self._settings.max_queue // 2):
+            text = f"{self._waiting.open} requests wait for embeddings already."
+            raise EncoderOverloaded(text, retry_after=self._waiting.time_for(1))
+        self._waiting.begin()
+        try:
+            yield
+        finally:
+            self._waiting.end()
+
+    async def _submit(self, request: ChatRequest, prompt: Prompt) -> list[Completion]:
         self._check_size(len(prompt.token_ids), request.max_tokens)
         wanted = request.sampling
         sampling = replace(
@@ -156,9 +195,6 @@ class ChatService:
             ClientError: the request, its size, or its media is at fault.
         """
         media = request.conversation.media
-        if len(media) > self._settings.max_items_per_request:
-            limit = self._settings.max_items_per_request
-            raise InvalidRequest(f"The request has {len(media)} pictures; at most {limit} are accepted.", param="messages")
         length = sum(len(text) for text in request.conversation.texts())
         if length > self._most_text:
             limit = self._model.context_length

@@ -28,7 +28,7 @@ class LanguageSettings(ServiceSettings):
     request_timeout: float = Field(600.0, gt=0, description="Seconds from a request's arrival to the end of its answer.")
     encoder_retries: int = Field(1, ge=0, description="Times that an item may be moved to another encoder after a failure.")
     liveness_timeout: float = Field(
-        2.0, gt=0, le=60, description="Seconds without a sign of life after which an encoder is lost."
+        2.0, ge=0.2, le=60, description="Seconds without a sign of life after which an encoder is lost."
     )
     breaker_failures: int = Field(
         5, gt=0, description="Failures in a row after which an encoder gets single requests as probes only."

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -14,7 +16,7 @@ from PIL import Image
 
 from tests.chaos.fleet import Fleet, fleet, metrics
 from tests.chats import encoded, user
-from tests.load import Case, ask_all, check
+from tests.load import Case, ask_all, check, text_case
 from tests.processes import wait_for
 
 GONE = 'epd_requests_total{code="client_gone",route="/v1/chat/completions"}'
@@ -24,7 +26,7 @@ GONE = 'epd_requests_total{code="client_gone",route="/v1/chat/completions"}'
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     # One picture at a time in the tower, so that a queue builds up before it.
     options = {"faults_enabled": True, "max_batch_items": 1}
-    with fleet(tmp_path_factory.mktemp("leaving"), encoder=options) as running:
+    with fleet(tmp_path_factory.mktemp("leaving"), encoder=options, language={"body_timeout": 1, "max_queue": 16}) as running:
         yield running
 
 
@@ -85,7 +87,7 @@ def test_at_each_stage_of_the_encoder(services: Fleet, doubles: list[Case], at: 
 def test_in_the_queue_of_the_tower(services: Fleet) -> None:
     """Pictures pile up before the tower; when their clients leave, it computes for no one."""
     picture = encoded(Image.effect_noise((160, 160), 60).convert("RGB"), "PNG")
-    bodies = [json.dumps(user(*[picture] * 8, f"{number}", max_tokens=4)).encode() for number in range(30)]
+    bodies = [json.dumps(user(*[picture] * 30, f"{number}", max_tokens=4)).encode() for number in range(8)]
     asyncio.run(leave_when(services, bodies, lambda: metrics(services.encoders[0])["epd_encoder_queue_items"] >= 8))
     until_all_is_free(services)
     stages = metrics(services.encoders[0])
@@ -143,6 +145,46 @@ def test_a_generous_timeout_changes_nothing(services: Fleet, singles: list[Case]
     outcomes = asyncio.run(ask_all(services.language.url, singles[:5], headers={"x-request-timeout": "1e9"}))
     check(outcomes, 5, set())
     assert {outcome.status for outcome in outcomes} == {200}
+
+
+@pytest.mark.parametrize("stream", [b"false", b"true"])
+def test_a_body_that_does_not_come_is_not_waited_for(services: Fleet, stream: bytes) -> None:
+    """And while many dawdle, the others are served."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n"
+    with ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", services.language.port), 10)) for _ in range(8)]
+        for connection in slow:
+            connection.sendall(head + b'{"stream": ' + stream)
+        assert ask(services, user("Hello!"), {})[0].status_code == 200
+        for connection in slow:
+            answer = b""
+            while b"}}" not in answer:
+                answer += connection.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 400")
+            assert b"did not arrive within 1 s" in answer
+
+
+def test_pictures_that_wait_leave_room_for_text(services: Fleet, singles: list[Case]) -> None:
+    services.set_faults({"kind": "delay", "seconds": 60})
+
+    async def crowd() -> None:
+        outcomes = asyncio.create_task(ask_all(services.language.url, singles[:40], headers={"x-request-timeout": "1.5"}))
+        async with asyncio.timeout(10):
+            while await asyncio.to_thread(in_work, services) < 8:
+                await asyncio.sleep(0.01)
+        check(await ask_all(services.language.url, [text_case()] * 6), 6, set())
+        found = await outcomes
+        check(found, 40, {"embedding_timeout", "encoder_overloaded", "engine_overloaded"})
+        assert {"embedding_timeout", "encoder_overloaded"} <= {outcome.code for outcome in found}
+
+    asyncio.run(crowd())
+
+
+def test_too_many_pictures_are_refused_as_such_however_busy_encoders_are(services: Fleet) -> None:
+    picture = encoded(Image.new("RGB", (64, 64), "red"))
+    response, _ = ask(services, user(*[picture] * 300, "?"), {})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_request")
+    assert "300 pictures" in response.json()["error"]["message"]
 
 
 def test_one_picture_is_not_kept_waiting_by_thirty(services: Fleet, singles: list[Case]) -> None:

@@ -131,6 +131,14 @@ def test_what_a_drain_has_no_time_for_is_told(tmp_path: Path, stream: bool) -> N
         assert time.monotonic() - began < 4
 
 
+@pytest.mark.parametrize("name", ["encoder", "language"])
+def test_a_signal_while_loading_ends_at_once(tmp_path: Path, name: str) -> None:
+    with Service(name, tmp_path).start(wait=False) as service:
+        wait_for(lambda: "Waiting for application startup" in service.log.read_text(), 30, "the beginning of loading")
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(1) == 0
+
+
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     with fleet(tmp_path, encoders=0) as services:
         url = f"{services.language.url}/v1/chat/completions"

@@ -78,3 +78,32 @@ def test_retry_after_is_the_time_that_the_excess_takes() -> None:
             with pytest.raises(EncoderOverloaded) as held, admission.call(1, 40):
                 pass
         assert held.value.retry_after == pytest.approx(4, rel=0.1)
+
+
+def test_a_body_counts_before_it_is_a_call_and_never_twice() -> None:
+    admission = Admission(max_items=10, max_bytes=100)
+    with admission.body(60) as first:
+        assert (admission.held, admission.items) == (60, 0)
+        with pytest.raises(EncoderOverloaded, match="60 of at most 100 bytes"), admission.body(41):
+            pass
+        with admission.body(30), admission.call(2, 50, first) as share:
+            assert (admission.held, admission.items) == (80, 2)
+            share.release(50)
+            share.hold(70)
+        assert (admission.held, admission.items) == (0, 0)
+    assert (admission.held, admission.items) == (0, 0)
+    # Nobody else is left: it is alone, in each of its two lives.
+    with admission.body(150) as only, admission.call(1, 200, only) as share:
+        share.hold(1)
+
+
+def test_a_body_is_refused_where_no_item_in_it_could_be_taken() -> None:
+    admission = Admission(max_items=1, max_bytes=100)
+    with admission.body(0) as waiting:
+        with admission.call(1, 0):
+            with pytest.raises(EncoderOverloaded, match="1 of at most 1 items"), admission.body(0):
+                pass
+            with pytest.raises(EncoderOverloaded, match="1 of at most 1 items"), admission.call(1, 0, waiting):
+                pass
+        with admission.call(1, 0, waiting):
+            assert admission.items == 1

@@ -156,3 +156,23 @@ async def test_after_stop_nothing_more_comes(language: Language) -> None:
 def test_what_is_no_base_url_is_refused_at_start(field: str, url: str) -> None:
     with pytest.raises(ValidationError, match=field):
         EncoderSettings.model_validate({field: url})
+
+
+async def test_no_failure_ends_the_rounds(
+    language: Language, lines: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[Exception] = [UnicodeError("label too long"), UnicodeError("label too long"), RuntimeError("a bug")]
+
+    def towards(_: str) -> str:
+        if failures:
+            raise failures.pop(0)
+        return "127.0.0.1"
+
+    monkeypatch.setattr("services.encoder.announcer.host_towards", towards)
+    async with announcer(language.url, host="0.0.0.0"):
+        await language.until(2)
+    assert lines == [
+        ("not registered", "UnicodeError: label too long"),
+        ("not registered", "RuntimeError: a bug"),
+        ("registered", None),
+    ]

@@ -186,3 +186,51 @@ async def test_an_idle_tower_keeps_nothing(tokens: int) -> None:
             while any(each() is not None for each in watched):
                 gc.collect()
                 await asyncio.sleep(0.01)
+
+
+class Refusing:
+    """Stands for the histogram of batch sizes, or for whatever else can fail outside of the tower."""
+
+    def observe(self, _: int) -> None:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("where", "results"),
+    [
+        ("queue", [TypeError, TypeError]),
+        ("choosing the batch", [AttributeError, type(None)]),  # the second was not taken yet, and is well
+        ("after the tower", [ZeroDivisionError, ZeroDivisionError]),
+    ],
+)
+async def test_a_bug_outside_of_the_tower_fails_the_batch_and_the_next_one_has_its_turn(
+    where: str, results: list[type], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tower = Tower()
+    async with serving(tower) as batcher:
+        first = await held(tower, batcher)
+        items = [item(2), item(3)]
+        waiting = [asyncio.create_task(batcher.encode(each)) for each in items]
+        await asyncio.sleep(0)
+        with monkeypatch.context() as patch:
+            if where == "queue":
+                patch.setattr(batcher._queue, "pop", None)
+            elif where == "choosing the batch":
+                patch.setattr(items[0], "features", None)
+            else:
+                patch.setattr(batcher, "_sizes", Refusing())
+            tower.free.set()
+            came = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+        assert [type(result) for result in came] == results
+        await asyncio.gather(first, return_exceptions=True)
+        await asyncio.wait_for(batcher.encode(item(4)), 5)
+        assert batcher.batch_seconds == 0
+    assert tower.batches[-1] == [4]
+
+
+async def test_a_tower_that_nothing_serves_counts_as_one_that_hangs() -> None:
+    async with serving(Tower()) as batcher:
+        assert batcher._task is not None
+        batcher._task.cancel()
+        await asyncio.gather(batcher._task, return_exceptions=True)
+        assert batcher.batch_seconds == float("inf")

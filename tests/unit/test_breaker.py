@@ -72,10 +72,16 @@ def test_failures_of_requests_from_before_do_not_keep_it_open(clock: Clock) -> N
     assert breaker.circuit is Circuit.HALF_OPEN
 
 
-def test_another_process_begins_with_a_clean_slate(clock: Clock) -> None:
+def test_a_slow_probe_does_not_keep_the_next_one_out(clock: Clock) -> None:
     breaker = Breaker(1, 1.0, clock)
-    breaker.trip()
-    breaker.reset()
+    ask(breaker, False)
+    clock.now += 1.0
+    slow = breaker.enter()
+    assert not breaker.admits()
+    clock.now += 1.0
+    ask(breaker, True)
+    assert breaker.circuit is Circuit.CLOSED
+    breaker.leave(slow, None)
     assert breaker.circuit is Circuit.CLOSED
 
 

@@ -58,8 +58,18 @@ async def test_a_subscriber_learns_what_the_encoder_is_and_how_it_is() -> None:
         response = await ask(app, "POST", "/v1/subscribe", SUBSCRIPTION)
         expected = EncoderStatus(info=INFO, state=state, items_in_work=3, max_items=9)
         assert EncoderStatus.model_validate_json(response.content) == expected
-    for wrong in ({"reply_to": "tcp://0.0.0.0:1"}, {"interval": 0}, {"lease": 601}, {"more": 1}):
+    for wrong in ({"reply_to": "tcp://0.0.0.0:1"}, {"interval": 0}, {"interval": 0.009}, {"lease": 601}, {"more": 1}):
         refused = await ask(app, "POST", "/v1/subscribe", SUBSCRIPTION | wrong)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")
     heart.stop()
+    publisher.close()
+
+
+async def test_a_tower_that_hangs_is_not_ready_though_nobody_subscribed() -> None:
+    settings = EncoderSettings()
+    app, publisher, idle = create_app(settings), Publisher(), Idle()
+    app.state.parts = Parts(INFO, cast(Pipeline, idle), Heart(settings, "encoder-1", idle, publisher, Faults()))
+    assert (await ask(app, "GET", "/ready")).status_code == 200
+    idle.batch_seconds = settings.stall_timeout + 1
+    assert (await ask(app, "GET", "/ready")).status_code == 503
     publisher.close()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
 from services.encoder.fetch import Fetcher, is_forbidden
 from services.encoder.settings import EncoderSettings
-from shared.errors import InvalidMedia
+from shared.errors import EncoderOverloaded, InvalidMedia
 from tests.processes import free_port
 
 
@@ -199,3 +201,47 @@ def test_forbidden_addresses(address: str) -> None:
 @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
 def test_public_addresses(address: str) -> None:
     assert not is_forbidden(address)
+
+
+async def test_slow_names_of_others_are_the_encoders_fault_and_leave_the_loops_threads_alone(
+    site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, resolve = threading.Event(), socket.getaddrinfo
+
+    def slow(host: str, *args: Any, **more: Any) -> Any:
+        if host.endswith(".slow"):
+            release.wait(10)
+            raise socket.gaierror
+        return resolve(host, *args, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    async with Fetcher(settings(fetch_timeout=0.5)) as fetcher:
+        try:
+            names = [asyncio.create_task(fetcher.fetch(f"http://{number}.slow/")) for number in range(16)]
+            await asyncio.sleep(0.1)
+            with pytest.raises(EncoderOverloaded) as caught:
+                await fetcher.fetch(f"{site}/bytes/10")
+            assert caught.value.retry_after
+            # Whose name is slow hears so, and gets no thread back for it.
+            for error in await asyncio.gather(*names, return_exceptions=True):
+                assert isinstance(error, InvalidMedia)
+                assert "took longer" in str(error)
+            with pytest.raises(EncoderOverloaded):
+                await fetcher.fetch(f"{site}/redirect/1")
+            assert await asyncio.wait_for(fetcher.fetch("data:;base64,eHg="), 5) == b"xx"
+        finally:
+            release.set()
+        assert await fetcher.fetch(f"{site}/redirect/1") == b"x" * 10
+
+
+async def test_a_caller_that_leaves_while_its_name_waits_is_not_overload(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait(10))
+    async with Fetcher(settings()) as fetcher:
+        names = [asyncio.create_task(fetcher.fetch(f"http://{number}.slow/")) for number in range(16)]
+        await asyncio.sleep(0.1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await fetcher.fetch("http://a.example/")
+        release.set()
+        await asyncio.gather(*names, return_exceptions=True)

@@ -35,23 +35,6 @@ URLS = [f"http://{name}:1" for name in "abcd"]
 Script = Callable[[Job, Share], Awaitable[None]]
 
 
-class Books:
-    """Stands for the receiver: counts what is held."""
-
-    def __init__(self) -> None:
-        self.open = 0
-
-    def holding(self) -> Books:
-        return self
-
-    def __enter__(self) -> Holding:
-        self.open += 1
-        return Holding()
-
-    def __exit__(self, *_: object) -> None:
-        self.open -= 1
-
-
 class Scripted:
     """Stands for attempts: what each does, by encoder."""
 
@@ -73,17 +56,16 @@ async def gather(
     script: Script, encoders: int = 2, items: int = 1, retries: int = 1, seconds: float = 5.0, own: bool = True
 ) -> tuple[list[tuple[str, list[int]]], list[int] | EpdError, list[Any]]:
     """What was asked, what came of it (numbers of items, or the error), and the encoders afterwards."""
-    attempts, books, metrics = Scripted(script), Books(), Metrics()
+    attempts, metrics = Scripted(script), Metrics()
     fleet = Fleet(ids={url: url[7] for url in URLS})
     async with running(fleet, *URLS[:encoders], liveness_timeout=2.0) as pool:
         await until(lambda: pool.ready() == encoders)
-        gatherer = Gatherer(pool, cast(Attempts, attempts), cast(Receiver, books), retries, metrics)
+        gatherer = Gatherer(pool, cast(Attempts, attempts), cast(Receiver, None), retries, metrics)
         try:
-            found = await gatherer.gather("r", sources(items), 100, Deadline(seconds, own), {})
+            found = await gatherer.gather("r", sources(items), 100, Deadline(seconds, own), {}, Holding())
             result: list[int] | EpdError = [item.num_tokens for item in found]
         except EpdError as error:
             result = error
-        assert books.open == 0
         assert [view.in_flight for view in pool.describe()] == [0] * encoders
         return attempts.asked, result, pool.describe()
 

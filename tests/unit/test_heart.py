@@ -177,3 +177,17 @@ async def test_a_stall_and_its_end_are_each_logged_once(monkeypatch: pytest.Monk
     for _ in range(3):
         heart.subscribe(subscription(interval=60, lease=600))
     assert lines == ["the tower hangs; heartbeats stop", "the tower is back; heartbeats go on"]
+
+
+async def test_a_tower_that_hangs_shows_without_any_subscriber() -> None:
+    body = Body()
+    heart = body.heart()
+    assert not heart.stalled
+    body.batch_seconds = 20.1
+    assert heart.stalled
+    body.batch_seconds = 0.0
+    assert not heart.stalled
+    body.batch_seconds = float("inf")
+    heart.subscribe(subscription())
+    assert heart.stalled
+    assert body.beats == []

@@ -21,6 +21,16 @@ class Transport:
         return self.closed
 
 
+class Flow:
+    paused = False
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+
 def connection(pump: Pump, log: list[bytes], monkeypatch: pytest.MonkeyPatch) -> Any:
     """A protocol that writes down what it is fed, in place of parsing it."""
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -29,6 +39,7 @@ def connection(pump: Pump, log: list[bytes], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(HttpToolsProtocol, "data_received", lambda self, data: log.append(data))
     made = PacedProtocol(pump)
     made.transport = cast(Any, Transport())
+    made.flow = cast(Any, Flow())
     return made
 
 
@@ -38,11 +49,14 @@ async def test_a_burst_is_read_in_small_bites_and_in_order(monkeypatch: pytest.M
     for number, one in enumerate(connections):
         one.data_received(b"POST %d" % number)
         one.data_received(b"body %d" % number)
+    assert all(one.flow.paused for one in connections)
     turns, seen = 0, 0
     while len(log) < 100:
         await asyncio.sleep(0)
         assert len(log) - seen <= 8
         turns, seen = turns + 1, len(log)
+    assert not any(one.flow.paused for one in connections)
+    assert pump.empty
     assert log == [part % number for number in range(50) for part in (b"POST %d", b"body %d")]
 
 

@@ -211,6 +211,65 @@ async def test_a_restarted_process_is_new() -> None:
         assert pool.assign(sources(1))
 
 
+async def test_what_its_predecessor_had_in_work_is_not_held_against_a_new_process() -> None:
+    fleet = Fleet()
+    async with running(fleet, A) as pool:
+        await until(pool.ready)
+        shares = [pool.assign(sources(1))[0] for _ in range(4)]
+        fleet.ids[A] = "a2"
+        await until(lambda: of(pool, A).encoder_id == "a2" and pool.ready())
+        for share in shares:
+            pool.report(share, EncoderFailed("restarted"))
+        assert of(pool, A).circuit == "closed"
+
+
+async def test_a_second_encoder_at_the_same_address_does_not_end_the_work_of_the_first() -> None:
+    fleet = Fleet()
+    async with running(fleet, A, liveness_timeout=0.4) as pool:
+        await until(pool.ready)
+        wait = Wait([0], Holding())
+        with next(iter(pool._encoders.values())).asked(wait):
+            fleet.ids[A] = "other"
+            for _ in range(10):
+                pool.sign("a", None)
+                await asyncio.sleep(0.02)
+            assert not wait.done.done()
+        assert of(pool, A).encoder_id == "a"
+
+
+async def test_silence_ends_the_work_of_one_that_is_known_to_be_down_too() -> None:
+    """New connections are refused, but those that stand hang: nothing will ever come of them."""
+    fleet = Fleet()
+    async with running(fleet, A) as pool:
+        await until(pool.ready)
+        [share] = pool.assign(sources(1))
+        wait = Wait([0], Holding())
+        with share.encoder.asked(wait):
+            fleet.silent.add(A)
+            fleet.answers[A] = ConnectionBroke("no route to host")
+            await until(lambda: of(pool, A).state == "down")
+            with pytest.raises(EncoderLost):
+                await asyncio.wait_for(wait.done, 5)
+
+
+async def test_a_watcher_that_is_cancelled_just_when_it_is_woken_ends() -> None:
+    for turns in range(6):
+        fleet = Fleet()
+        async with running(fleet, A, health_interval=5) as pool:
+            await until(pool.ready)
+            next(iter(pool._encoders.values())).look_now.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            tasks = list(pool._tasks.values())
+        assert all(task.done() for task in tasks)
+
+
+async def test_one_process_at_two_addresses_is_alive_at_both() -> None:
+    fleet = Fleet(ids={A: "same", B: "same"})
+    async with running(fleet, A, B) as pool:
+        await until(lambda: pool.ready() == 2)
+
+
 @pytest.mark.parametrize("change", [{"fingerprint": "other"}, {"wire_version": VERSION + 1}])
 async def test_another_model_or_version_is_refused_until_it_changes(change: dict[str, Any]) -> None:
     fleet = Fleet(**change)
@@ -255,7 +314,8 @@ async def test_registration_and_goodbye() -> None:
         fail(pool, EncoderFailed("500"))
         assert B.encode() in generate_latest(metrics.registry)
         fleet.beat(B, EncoderState.LEAVING)
-        assert pool.describe() == []
+        assert of(pool, B).state == "down"
+        await until(lambda: pool.describe() == [])
         assert B.encode() not in generate_latest(metrics.registry)
 
 

@@ -16,8 +16,8 @@ from tests.processes import free_port
 
 
 @contextmanager
-def publishing() -> Iterator[Publisher]:
-    publisher = Publisher()
+def publishing(max_destinations: int = 256) -> Iterator[Publisher]:
+    publisher = Publisher(max_destinations)
     try:
         yield publisher
     finally:
@@ -130,3 +130,31 @@ async def test_an_address_that_cannot_be_sent_to_is_refused(endpoint: str) -> No
             await publisher.publish(endpoint, [b""], 1)
         with pytest.raises(InvalidRequest, match="reply_to"):
             publisher.beat(endpoint, b"")
+
+
+async def test_a_socket_that_is_sending_is_not_closed_for_another_and_is_closed_when_idle() -> None:
+    ports = [free_port() for _ in range(2)]
+    with publishing(max_destinations=1) as publisher, receiving() as (there, other):
+        waiting = [asyncio.create_task(publisher.publish(f"tcp://127.0.0.1:{port}", [b"one"], 5)) for port in ports]
+        await asyncio.sleep(0)
+        await publisher.publish(there, [b"two"], 5)
+        assert await received(other) == [b"two"]
+        for port, task in zip(ports, waiting, strict=True):
+            with receiving(port) as (_, socket):
+                assert await received(socket) == [b"one"]
+            await asyncio.wait_for(task, 5)
+        assert list(publisher._sockets) == [f"tcp://127.0.0.1:{ports[1]}"]
+
+
+async def test_what_is_forgotten_while_it_is_sending_is_closed_when_that_ends() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    with publishing() as publisher:
+        sending = asyncio.create_task(publisher.publish(endpoint, [b"one"], 0.1))
+        await asyncio.sleep(0)
+        socket = publisher._sockets[endpoint]
+        publisher.forget(endpoint)
+        assert endpoint in publisher._sockets
+        with pytest.raises(EncoderFailed, match="No receiver"):
+            await sending
+        assert endpoint not in publisher._sockets
+        assert socket.closed

@@ -240,7 +240,7 @@ class Stuck(SpanExporter):
     def __init__(self) -> None:
         self.asked, self.go_on = threading.Event(), threading.Event()
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:  # noqa: ARG002
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.asked.set()
         self.go_on.wait(60)
         return SpanExportResult.FAILURE

@@ -16,7 +16,7 @@ from services.language.deadline import Deadline
 from services.language.engine.interface import Sampling
 from services.language.prompt.conversation import Conversation, MediaSource
 from shared.errors import InvalidRequest, from_validation
-from shared.http import ERROR_RESPONSES, component_schemas, request_id_of, schema_ref, span_of, unless_gone
+from shared.http import ERROR_RESPONSES, component_schemas, in_time, request_id_of, schema_ref, span_of, unless_gone
 
 CHAT_PATH = "/v1/chat/completions"
 
@@ -29,7 +29,7 @@ FORWARDED_PREFIX = "x-epd-"
 _MAX_FORWARDED = 8
 
 
-def install_routes(app: FastAPI, model_name: str, request_timeout: float) -> None:
+def install_routes(app: FastAPI, model_name: str, request_timeout: float, body_timeout: float) -> None:
     """Adds the OpenAI routes to ``app``, whose ``state.chat`` is a ``Chat`` once it is up."""
     router = APIRouter()
     created = int(time.time())
@@ -64,7 +64,7 @@ def install_routes(app: FastAPI, model_name: str, request_timeout: float) -> Non
         deadline = deadline_of(request, request_timeout)
         # Before the body is read: a body is the largest thing that a request holds.
         with chat.admitted():
-            body = parse(await request.body(), model_name)
+            body = parse(await in_time(request, request.body(), min(body_timeout, deadline.left())), model_name)
             answer = Answer(chat, model_name, body, request.scope)
             call = ask_of(body, request_id_of(request), deadline, forwarded_of(request))
             span_of(request).set(stream=body.stream, items=len(call.conversation.media))

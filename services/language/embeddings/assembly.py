@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from shared.errors import ERRORS, EmbeddingIncompatible, EncoderFailed
+from shared.errors import ERRORS, EmbeddingIncompatible, EncoderFailed, InternalError
 from shared.identity import Grid, MediaItem, Modality
 from shared.wire import Buffer, Header, read_tensors
 
@@ -41,7 +41,9 @@ class Assembler:
             EpdError: the message reports a failure of the encoder's.
         """
         if header.failure is not None:
-            raise ERRORS.get(header.failure.code, EncoderFailed)(header.failure.message)
+            kind = ERRORS.get(header.failure.code, EncoderFailed)
+            # What is a bug over there is not one of ours.
+            raise (EncoderFailed if kind is InternalError else kind)(header.failure.message)
         if header.model_fingerprint != self._fingerprint:
             raise EmbeddingIncompatible(
                 f"The embeddings come from another model (fingerprint {header.model_fingerprint}, not {self._fingerprint})."

@@ -58,12 +58,13 @@ class Attempts:
             )
             try:
                 await self._until_all_are_here(wait, answer, len(job.media))
+                give_up = self._grace
             except BaseException:
-                answer.cancel()
+                give_up = 0.0
                 raise
             finally:
                 job.items.update(wait.items)
-            self._let_end(answer)
+                self._let_end(answer, give_up)
             span.set(code="ok")
 
     async def _until_all_are_here(self, wait: Wait, answer: asyncio.Task[EncodeResponse], expected: int) -> None:
@@ -82,22 +83,24 @@ class Attempts:
         await wait.done
 
     async def _stragglers(self, wait: Wait, expected: int) -> None:
-        """Items may overtake the response or come a little after it, but not much."""
+        """Items may overtake the response or come a little after it; as long as they come, the rest is waited for."""
         received = asyncio.create_task(wait.received.wait())
+        either: list[asyncio.Future[Any]] = [received, wait.done]
         try:
-            either: list[asyncio.Future[Any]] = [received, wait.done]
-            await asyncio.wait(either, timeout=self._grace, return_when=asyncio.FIRST_COMPLETED)
+            while not wait.done.done() and not wait.received.is_set():
+                missing = len(wait.missing)
+                await asyncio.wait(either, timeout=self._grace, return_when=asyncio.FIRST_COMPLETED)
+                if len(wait.missing) == missing and not wait.done.done():
+                    raise EmbeddingIncomplete(
+                        f"The encoder said that it was done, but {missing} of {expected} embeddings never came; "
+                        "nothing was computed locally instead."
+                    )
         finally:
             received.cancel()
-        if not wait.done.done() and not wait.received.is_set():
-            raise EmbeddingIncomplete(
-                f"The encoder said that it was done, but {len(wait.missing)} of {expected} embeddings never came; "
-                "nothing was computed locally instead."
-            )
 
-    def _let_end(self, answer: asyncio.Task[EncodeResponse]) -> None:
-        """All is here; the response only remains to be read, so that its connection can be used again."""
-        give_up = asyncio.get_running_loop().call_later(self._grace, answer.cancel)
+    def _let_end(self, answer: asyncio.Task[EncodeResponse], seconds: float) -> None:
+        """The response only remains to be read, so that its connection can be used again; past ``seconds`` it is dropped."""
+        give_up = asyncio.get_running_loop().call_later(seconds, answer.cancel)
         self._closing.add(answer)
 
         def ended(answer: asyncio.Task[EncodeResponse]) -> None:

@@ -27,7 +27,7 @@ class Breaker:
         self._clock = clock
         self._in_a_row = 0
         self._opened: float | None = None
-        self._probing = False
+        self._probed: float | None = None  # when the probe that is under way entered
 
     @property
     def circuit(self) -> Circuit:
@@ -37,20 +37,22 @@ class Breaker:
         return Circuit.OPEN if self._clock() < self._opened + self._pause else Circuit.HALF_OPEN
 
     def admits(self) -> bool:
-        """Whether a request may pass."""
-        return self.circuit is Circuit.CLOSED or (self.circuit is Circuit.HALF_OPEN and not self._probing)
+        """Whether a request may pass. A probe that takes long does not keep the next one out for longer than a pause."""
+        if self.circuit is not Circuit.HALF_OPEN:
+            return self.circuit is Circuit.CLOSED
+        return self._probed is None or self._clock() >= self._probed + self._pause
 
     def enter(self) -> bool:
         """A request that was admitted passes; True if it is the probe. Each one ends by ``leave``."""
         if self.circuit is Circuit.CLOSED:
             return False
-        self._probing = True
+        self._probed = self._clock()
         return True
 
     def leave(self, probe: bool, ok: bool | None) -> None:
         """A request ended: well, badly, or (None) in a way that says nothing about the encoder."""
         if probe:
-            self._probing = False
+            self._probed = None
         if ok:
             self._in_a_row = 0
             if probe:
@@ -63,7 +65,3 @@ class Breaker:
     def trip(self) -> None:
         """Opens now."""
         self._opened = self._clock()
-
-    def reset(self) -> None:
-        """Closes: there is another process behind the address now."""
-        self._in_a_row, self._opened, self._probing = 0, None, False

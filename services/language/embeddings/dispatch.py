@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 
@@ -125,7 +126,7 @@ def meaning_of(status: int, body: bytes, retry_after: str | None, base_url: str)
             return told
         if isinstance(told, EncoderOverloaded) or told is None:
             text = told.message if told else f"The encoder at {base_url} refused for load."
-            return EncoderOverloaded(text, retry_after=float(retry_after) if retry_after and retry_after.isdigit() else None)
+            return EncoderOverloaded(text, retry_after=seconds_of(retry_after))
         return EncoderFailed(f"The encoder at {base_url} failed: {told.message}")
     # Only what the client sent is the client's fault; a call that we made wrongly is not.
     if isinstance(told, ClientError) and status in (400, 413, 415) and (told.param or "").startswith("messages"):
@@ -134,6 +135,11 @@ def meaning_of(status: int, body: bytes, retry_after: str | None, base_url: str)
         return InvalidMedia(f"The encoder refused the media with HTTP status {status}.")
     detail = f": {told.message}" if told else ""
     return EncoderFailed(f"The encoder at {base_url} answered with HTTP status {status}{detail}")
+
+
+def seconds_of(retry_after: str | None) -> float | None:
+    """The seconds in a ``Retry-After`` header, if it is a sane number of them."""
+    return float(retry_after) if retry_after and re.fullmatch(r"[0-9]{1,5}", retry_after) else None
 
 
 def reply_address(base_url: str, bound_host: str, port: int, advertised: str | None) -> str:

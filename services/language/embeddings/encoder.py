@@ -146,7 +146,9 @@ class Share:
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder
         self.sources: list[MediaSource] = []
-        self._probe = encoder.breaker.enter()
+        self.began = time.monotonic()
+        self.breaker = encoder.breaker  # of the process that is asked, whoever is behind the URL when it ends
+        self._probe = self.breaker.enter()
         self._released = False
 
     def add(self, source: MediaSource) -> None:
@@ -159,7 +161,7 @@ class Share:
             return
         self._released = True
         self.encoder.pace.end(len(self.sources))
-        self.encoder.breaker.leave(self._probe, ok)
+        self.breaker.leave(self._probe, ok)
 
     def rest(self, there: Sequence[int]) -> list[MediaSource]:
         """The sources whose items are not ``there`` yet."""

@@ -7,6 +7,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from services.language.deadline import Deadline
@@ -96,6 +97,10 @@ class Gatherer:
         if items:
             self._pool.check(items)
 
+    def holding(self) -> AbstractContextManager[Holding]:
+        """The account of one request's embeddings, which count as held until the block ends."""
+        return self._receiver.holding()
+
     async def gather(
         self,
         request_id: str,
@@ -103,6 +108,7 @@ class Gatherer:
         token_budget: int,
         deadline: Deadline,
         forwarded: Mapping[str, str],
+        holding: Holding,
     ) -> list[MediaItem]:
         """Verified items in the order of ``media``; none for none.
 
@@ -116,7 +122,7 @@ class Gatherer:
         # Callers choose their request ids, and may choose the same; what a wait is known by must be its own.
         wire_id = f"{request_id[:64]}/{uuid.uuid4().hex}"
         try:
-            with self._tracer.span("embeddings", items=len(media)) as span, self._receiver.holding() as holding:
+            with self._tracer.span("embeddings", items=len(media)) as span:
                 job = Job(wire_id, media, token_budget, deadline, forwarded, holding)
                 try:
                     await self._by_the_deadline(job)
@@ -174,5 +180,5 @@ class Gatherer:
             # There is no other: the caller gets to know what happened, not that nobody is left.
             raise failure from None
         self._failovers.labels(failure.code).inc(len(rest))
-        _log.warning("items moved", items=len(rest), code=failure.code, reason=failure.message, encoder=share.encoder.url)
+        _log.warning("items moved", items=len(rest), code=failure.code, reason=failure.message, encoder_id=failure.encoder_id)
         await self._run(job, shares, avoiding, retries if refused else retries - 1)

@@ -80,6 +80,7 @@ class EncoderPool:
         self._attempts = metrics.counter(
             "epd_attempts_total", "Shares of requests that encoders were asked for, by outcome.", "encoder", "code"
         )
+        self._seconds = metrics.histogram("epd_attempt_seconds", "Time of one share of a request at an encoder.", "encoder")
         metrics.gauge("epd_encoders_ready", "Encoders that can be asked now.").set_function(self.ready)
         self._states = metrics.gauge("epd_encoder_ready", "Whether an encoder can be asked now.", "encoder")
         self._loads = metrics.gauge("epd_encoder_in_flight", "Items that an encoder was asked for.", "encoder")
@@ -150,11 +151,13 @@ class EncoderPool:
     def report(self, share: Share, error: EpdError | None, blame: bool = True) -> None:
         """Says how a share ended, and releases it. Without ``blame`` the encoder is not held responsible for the failure."""
         encoder = share.encoder
-        self._attempts.labels(encoder.url, "ok" if error is None else error.code).inc()
+        if self._encoders.get(encoder.url) is encoder:  # else it is forgotten, and so are its labels
+            self._attempts.labels(encoder.url, "ok" if error is None else error.code).inc()
+            self._seconds.labels(encoder.url).observe(time.monotonic() - share.began)
         if error is None or isinstance(error, ClientError):
             share.release(ok=True)
             return
-        error.encoder = error.encoder or encoder.url
+        error.encoder, error.encoder_id = encoder.url, encoder.encoder_id
         encoder.failures[error.code] += 1
         if not blame or isinstance(error, EncoderOverloaded | EncoderUnavailable | EngineOverloaded | InternalError):
             share.release()
@@ -163,7 +166,7 @@ class EncoderPool:
             return
         share.release(ok=False)
         if isinstance(error, EncoderLost):
-            encoder.breaker.trip()
+            share.breaker.trip()
         elif isinstance(error, ConnectionBroke):
             self._down(encoder, error.message)
             encoder.look_now.set()
@@ -181,18 +184,17 @@ class EncoderPool:
 
     def sign(self, encoder_id: str, heartbeat: Heartbeat | None) -> None:
         """Something arrived from an encoder on the data channel."""
-        encoder = next((known for known in self._encoders.values() if known.encoder_id == encoder_id), None)
-        if encoder is None:
-            return
-        encoder.alive()
-        if heartbeat is None:
-            return
+        for encoder in self._encoders.values():
+            if encoder.encoder_id == encoder_id:
+                encoder.alive()
+                if heartbeat is not None:
+                    self._hear(encoder, heartbeat)
+
+    def _hear(self, encoder: Encoder, heartbeat: Heartbeat) -> None:
         encoder.items_in_work, encoder.capacity = heartbeat.items_in_work, heartbeat.max_items
         if heartbeat.state is EncoderState.LEAVING:
-            encoder.silent_for = float("inf")
             self._down(encoder, "it said goodbye")
-            if not encoder.configured:
-                self._forget(encoder)
+            encoder.announced = float("-inf")
         elif heartbeat.state is EncoderState.DRAINING:
             self._set(encoder, State.DRAINING, "it is draining")
         elif encoder.agreed:
@@ -207,20 +209,25 @@ class EncoderPool:
             await asyncio.sleep(tick)
             now = time.monotonic()
             for encoder in list(self._encoders.values()):
-                encoder.silent_for += min(now - before, 3 * tick)
-                if encoder.state in (State.READY, State.DRAINING) and encoder.silent_for > self._options.liveness_timeout:
-                    self._lost(encoder)
-                silent = encoder.state is State.DOWN and now - encoder.announced > FORGET_AFTER
-                if silent and not encoder.configured:
-                    self._forget(encoder)
+                try:
+                    self._tick(encoder, min(now - before, 3 * tick), now)
+                except Exception as error:
+                    # Without a monitor nothing would ever be lost again.
+                    _log.error("watching for signs of life failed", url=encoder.url, exc_info=error)
             before = now
 
-    def _lost(self, encoder: Encoder) -> None:
-        text = f"it showed no sign of life for {self._options.liveness_timeout:g} s"
-        encoder.breaker.trip()
-        self._down(encoder, text)
-        for wait in tuple(encoder.waits):
-            wait.fail(EncoderLost(f"The encoder at {encoder.url} is lost: {text}; nothing was computed locally instead."))
+    def _tick(self, encoder: Encoder, seconds: float, now: float) -> None:
+        encoder.silent_for += seconds
+        if encoder.silent_for > self._options.liveness_timeout:
+            text = f"it showed no sign of life for {self._options.liveness_timeout:g} s"
+            if encoder.state in (State.READY, State.DRAINING):
+                encoder.breaker.trip()
+                self._down(encoder, text)
+            # Also of one that is known to be down: that its connections still stand does not mean that anything comes of them.
+            encoder.abandon(EncoderLost(f"The encoder at {encoder.url} is lost: {text}; nothing was computed locally instead."))
+        gone = encoder.state is State.DOWN and now - encoder.announced > FORGET_AFTER
+        if gone and not encoder.configured and not encoder.waits:
+            self._forget(encoder)
 
     # ----------------------------------------------------------------------------------------------------- watching
 
@@ -240,8 +247,10 @@ class EncoderPool:
                 # A watcher must outlive whatever it meets, or the encoder would never be seen again.
                 _log.error("looking at an encoder failed", url=encoder.url, exc_info=error)
                 self._down(encoder, f"looking at it failed ({type(error).__name__})")
+            # Not by wait_for, which in Python 3.11 can swallow a cancellation.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(encoder.look_now.wait(), interval)
+                async with asyncio.timeout(interval):
+                    await encoder.look_now.wait()
                 # Something just failed: give it a moment, then look sooner than usual.
                 await asyncio.sleep(min(0.1, interval))
             encoder.look_now.clear()
@@ -254,9 +263,13 @@ class EncoderPool:
 
     def _judge(self, encoder: Encoder, status: EncoderStatus) -> None:
         if encoder.encoder_id != status.info.service_id:
+            if encoder.state is State.READY and encoder.silent_for < self._options.liveness_timeout / 2:
+                # The one before still shows life: several encoders share the address, and this one has nothing of ours.
+                _log.warning("two encoders at one address", url=encoder.url, also=status.info.service_id)
+                return
             # Another process: what was asked of the one before will never come, and what was held against it is void.
             encoder.abandon(EncoderFailed(f"The encoder at {encoder.url} was restarted."))
-            encoder.breaker.reset()
+            encoder.breaker = self._breaker()
             encoder.silent_for = float("inf")
         encoder.info, encoder.capacity, encoder.items_in_work = status.info, status.max_items, status.items_in_work
         why_not = self._incompatible(status.info)
@@ -308,21 +321,25 @@ class EncoderPool:
         encoder.announced = time.monotonic()
 
     def _add(self, url: str, configured: bool) -> Encoder:
-        breaker = Breaker(self._options.breaker_failures, self._options.liveness_timeout / 2)
-        encoder = self._encoders[url] = Encoder(url, breaker, configured)
+        encoder = self._encoders[url] = Encoder(url, self._breaker(), configured)
         self._states.labels(url).set_function(lambda: encoder.state is State.READY)
         self._loads.labels(url).set_function(lambda: encoder.load)
         return encoder
+
+    def _breaker(self) -> Breaker:
+        return Breaker(self._options.breaker_failures, self._options.liveness_timeout / 2)
 
     def _start(self, encoder: Encoder) -> None:
         self._tasks[encoder] = asyncio.create_task(self._watch(encoder), name=f"watch {encoder.url}")
 
     def _forget(self, encoder: Encoder) -> None:
-        """Ends the watch over a registered encoder; attempts that it has in work go on."""
+        """Ends the watch over a registered encoder."""
         del self._encoders[encoder.url]
         self._tasks.pop(encoder).cancel()
         self._states.remove(encoder.url)
         self._loads.remove(encoder.url)
+        with contextlib.suppress(KeyError):
+            self._seconds.remove(encoder.url)
         for code in ("ok", *ERRORS):
             with contextlib.suppress(KeyError):
                 self._attempts.remove(encoder.url, code)

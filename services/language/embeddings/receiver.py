@@ -38,6 +38,7 @@ class Wait:
         self.missing = set(indices)
         self.received = asyncio.Event()
         self._indices = frozenset(indices)
+        self.closed = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def expects(self, index: int) -> bool:
@@ -143,6 +144,7 @@ class Receiver:
         try:
             yield wait
         finally:
+            wait.closed = True
             del self._waits[key]
 
     async def _serve(self) -> None:
@@ -204,7 +206,10 @@ class Receiver:
     async def _verify(self, wait: Wait, header: Header, frames: Sequence[Buffer]) -> None:
         loop = asyncio.get_running_loop()
         try:
-            wait.put(header.item, await loop.run_in_executor(self._thread, self._assembler.assemble, header, frames))
+            item = await loop.run_in_executor(self._thread, self._assemble, wait, header, frames)
+            if item is None:
+                return
+            wait.put(header.item, item)
             outcome = "ok"
         except EpdError as error:
             wait.fail(error)
@@ -214,6 +219,10 @@ class Receiver:
             wait.fail(InternalError("The embeddings could not be verified; the log has a traceback."))
             outcome = "internal_error"
         self._received.labels(outcome).inc()
+
+    def _assemble(self, wait: Wait, header: Header, frames: Sequence[Buffer]) -> MediaItem | None:
+        """A verified item; None where meanwhile nobody waits for it, so that those who are gone do not keep others waiting."""
+        return None if wait.closed else self._assembler.assemble(header, frames)
 
     def _fail(self, key: tuple[str, int], error: EpdError) -> str:
         wait = self._waits.get(key)

@@ -227,8 +227,9 @@ class TorchEngine:
             self.restarts += 1
             try:
                 return await self._launch()
-            except EngineStartError as error:
-                _log.error("engine does not come back", reason=str(error), pause=pause)
+            except Exception as error:
+                # Whatever it is (no more processes, no more memory), it may pass; without a keeper it would be for ever.
+                _log.error("engine does not come back", reason=str(error) or type(error).__name__, pause=pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
