@@ -45,8 +45,9 @@ format: $(VENV)/.installed ## Bring the sources into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed ## Measure the pair against its floors on this machine, and write docs/performance.md
+bench: $(VENV)/.installed ## Measure speed and failures on this machine, and write them into docs/
 	$(BIN)/python -m benchmarks.latency
+	$(BIN)/python -m benchmarks.failures --write docs/failure-contract.md
 	$(BIN)/python -m benchmarks.serving --models tiny small --write docs/performance.md
 
 clean: ## Remove what was built and installed

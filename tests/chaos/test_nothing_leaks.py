@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.failures import until_served
 from tests.chaos.fleet import Fleet, fleet, metrics
 from tests.load import Case, Outcome, ask_all, check
 from tests.processes import Service, wait_for
@@ -113,7 +114,7 @@ def test_ten_thousand_failures_leave_nothing(tmp_path: Path, doubles: list[Case]
         wanted = list(doubles)
         random.Random(1).shuffle(wanted)
         fail(services, wanted, 4000)  # what is allocated once is allocated by then
-        services.until_ready()
+        until_served(services, doubles[0])  # a probe closes the circuit that the hanging ones have opened
         pids = processes(services)
         before = {name: (resident(pid), descriptors(pid)) for name, pid in pids.items()}
         tasks_before = tasks(services)
@@ -134,7 +135,7 @@ def test_ten_thousand_failures_leave_nothing(tmp_path: Path, doubles: list[Case]
             # Connections that are kept for the next request come and go.
             assert descriptors(pid) - files <= CLIENTS, name
         # And it still works, once a probe has closed the circuit that the hanging ones had opened.
-        wait_for(lambda: asyncio.run(ask_all(services.language.url, doubles[:1]))[0].status == 200, 5, "an answer")
+        until_served(services, doubles[0])
         served = asyncio.run(ask_all(services.language.url, doubles[:20], 4))
         check(served, 20, set())
         assert {outcome.status for outcome in served} == {200}
