@@ -151,9 +151,11 @@ def assert_refused_at_once(composed: ComposedPair) -> None:
         refusal = composed.ask({**body, "stream": stream})
         seconds = time.monotonic() - began
         assert refusal.status_code == 503, refusal.text
-        assert refusal.json()["error"]["code"] in ("encoder_failed", "encoder_unavailable")
+        # A container's network can go before its last packets do: then silence tells, and not a broken connection.
+        lost = refusal.json()["error"]["code"] == "encoder_lost"
+        assert lost or refusal.json()["error"]["code"] in ("encoder_failed", "encoder_unavailable")
         assert int(refusal.headers["retry-after"]) > 0
-        assert seconds < 1, refusal.text
+        assert seconds < (2.5 if lost else 1), refusal.text
     assert composed.ask(user("Say yes.")).status_code == 200
 
 

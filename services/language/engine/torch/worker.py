@@ -27,7 +27,6 @@ from services.language.engine.torch.messages import (
 from services.language.engine.torch.options import EngineOptions
 from services.language.engine.torch.runner import Runner
 from shared.lifecycle import prepare_process, settle
-from shared.priority import be_nice
 from shared.telemetry import get_logger
 
 _log = get_logger("engine")
@@ -55,7 +54,6 @@ def main() -> None:
             socket.send(encode(Refused(str(error))))
             return
         settle()
-        be_nice()
         _log.info("engine ready", device=str(runner.device), dtype=str(runner.dtype), kv_blocks=blocks)
         socket.send(encode(Ready(runner.parameters(), core.capacity)))
         serve(core, socket)
