@@ -212,16 +212,15 @@ async def in_time(request: Request, reading: Coroutine[Any, Any, T], seconds: fl
         Unavailable: the service is ending, and has no time left for it.
     """
     drain: Drain = request.app.state.drain
-    task, expired = asyncio.create_task(reading), asyncio.create_task(drain.expired.wait())
+    task = asyncio.create_task(reading)
     try:
-        await asyncio.wait({task, expired}, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, drain.expiry()}, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        if expired.done():
+        if drain.expired.is_set():
             raise drain.refuse()
         raise InvalidRequest(f"The body did not arrive within {seconds:.3g} s.")
     finally:
-        expired.cancel()
         task.cancel()
 
 
@@ -235,15 +234,13 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     drain: Drain = request.app.state.drain
     doing = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnect(request))
-    expired = asyncio.create_task(drain.expired.wait())
     try:
-        await asyncio.wait({doing, gone, expired}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({doing, gone, drain.expiry()}, return_when=asyncio.FIRST_COMPLETED)
         if doing.done():
             return doing.result()
         raise ClientDisconnect if gone.done() else drain.refuse()
     finally:
         gone.cancel()
-        expired.cancel()
         if not doing.done():
             doing.cancel()
             await asyncio.wait({doing})

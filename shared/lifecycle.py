@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import torch
 import uvicorn
@@ -53,6 +54,7 @@ class Drain:
         self._on_expiry: list[Callable[[], None]] = []
         self.begun = False
         self.expired = asyncio.Event()
+        self._expiry: asyncio.Future[Any] | None = None
 
     def on_begin(self, callback: Callable[[], None]) -> None:
         """Calls ``callback`` in the event loop when draining begins."""
@@ -83,6 +85,12 @@ class Drain:
     def refuse(self) -> Unavailable:
         """The error for work that cannot be finished any more."""
         return self._refusal()
+
+    def expiry(self) -> asyncio.Future[Any]:
+        """Done once ``expired`` is set. All requests wait for the same one, so that none needs a task of its own for it."""
+        if self._expiry is None:
+            self._expiry = asyncio.ensure_future(self.expired.wait())
+        return self._expiry
 
     def begin(self) -> None:
         """Draining begins."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -163,6 +163,6 @@ class Share:
         self.encoder.pace.end(len(self.sources))
         self.breaker.leave(self._probe, ok)
 
-    def rest(self, there: Sequence[int]) -> list[MediaSource]:
+    def rest(self, there: Container[int]) -> list[MediaSource]:
         """The sources whose items are not ``there`` yet."""
         return [source for source in self.sources if source.index not in there]

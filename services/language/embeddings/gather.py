@@ -94,8 +94,7 @@ class Gatherer:
         Raises:
             EncoderUnavailable, EncoderOverloaded: no encoder could take so many items.
         """
-        if items:
-            self._pool.check(items)
+        self._pool.check(items)
 
     def holding(self) -> AbstractContextManager[Holding]:
         """The account of one request's embeddings, which count as held until the block ends."""
@@ -169,7 +168,7 @@ class Gatherer:
         else:
             self._pool.report(share, None)
             return
-        rest = share.rest(tuple(job.items))
+        rest = share.rest(job.items)
         refused = isinstance(failure, _REFUSALS)
         if not isinstance(failure, _MOVES) or (retries == 0 and not refused):
             raise failure
