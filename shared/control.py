@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,7 +20,8 @@ class _Schema(BaseModel):
 class EncodeItem(_Schema):
     """One item: a ``url`` (data, http or https), or the name of the multipart ``part`` that has its raw bytes.
 
-    ``param`` is the item's place in the client's request, for error messages.
+    ``param`` is the item's place in the client's request, for error messages. ``content_hash`` is there where the client
+    supplied the item's identity, as the language service names it; the encoder then computes none.
     """
 
     index: int = Field(ge=0)
@@ -27,6 +29,7 @@ class EncodeItem(_Schema):
     url: str | None = None
     part: str | None = None
     param: str | None = None
+    content_hash: str | None = Field(default=None, pattern=r"^tenant:[0-9a-f]{32}$")
 
 
 class EncodeRequest(_Schema):
@@ -72,13 +75,42 @@ class EncoderState(StrEnum):
     LEAVING = "leaving"
 
 
+Transport = Literal["cpu", "shm", "cuda_ipc"]
+"""How tensors cross: as frames of the message, through shared memory, or through memory of the GPU; best last."""
+
+
+class Memory(_Schema):
+    """Anonymous shared memory of a process: whoever runs as the same user on the same host can open ``/proc/<pid>/fd/<fd>``.
+
+    ``name`` is unique among all that the process ever had, and is found there again; ``size`` is in bytes. It lives as long as
+    somebody has it open, so that nothing is left of it when its owners have died.
+    """
+
+    name: str = Field(pattern=r"^epd-[0-9A-Za-z_-]{1,100}$")
+    pid: int = Field(gt=0, lt=2**31)
+    fd: int = Field(ge=0, lt=2**31)
+    size: int = Field(gt=0)
+
+
+class Offer(_Schema):
+    """What a language service can receive by, besides frames. ``probe`` holds the 32 random bytes ``nonce`` (hex): an encoder
+    that can read them there shares host and user. ``devices`` are the UUIDs of GPUs whose memory it can open."""
+
+    probe: Memory
+    nonce: str = Field(pattern=r"^[0-9a-f]{64}$")
+    devices: tuple[str, ...] = Field(default=(), max_length=64)
+
+
 class Subscription(_Schema):
     """``POST /v1/subscribe``: asks an encoder for signs of life on the data channel, at ``reply_to``, one every ``interval``
-    seconds, the first at once, for ``lease`` seconds from now on."""
+    seconds, the first at once, for ``lease`` seconds from now on. ``curve`` says whether the data channel is encrypted;
+    without an ``offer`` tensors come as frames."""
 
     reply_to: str = Field(max_length=512, examples=["tcp://127.0.0.1:5557"])
     interval: float = Field(ge=0.01, le=60)
     lease: float = Field(gt=0, le=600)
+    curve: bool = False
+    offer: Offer | None = None
 
 
 class ServiceInfo(BaseModel):
@@ -100,9 +132,12 @@ class ServiceInfo(BaseModel):
 
 
 class EncoderStatus(BaseModel):
-    """The answer to a ``Subscription``: what the encoder is, and how busy. ``max_items`` bounds ``items_in_work``."""
+    """The answer to a ``Subscription``: what the encoder is, and how busy. ``max_items`` bounds ``items_in_work``;
+    ``transport`` is how it will send tensors to that subscriber."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+    transport: Transport = "cpu"
 
     info: ServiceInfo
     state: EncoderState

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shared.errors import InternalError
+from shared.errors import InternalError, InvalidRequest
 from shared.security import derive_key
 
 Modality = Literal["image", "video", "audio"]
@@ -21,6 +22,7 @@ SUMS = 16
 PAD_IDS = 4
 _CUDA_ROWS = 17  # CUDA's integer product wants more than 16 rows
 _PAD_OFFSET = 1 << 62
+_SUPPLIED = re.compile(r"[0-9A-Za-z._:/+=-]{1,128}")
 
 
 class ContentHasher:
@@ -34,12 +36,16 @@ class ContentHasher:
     Two different blocks agree in one sum only if ``sum(d[i] * m[i]) = 0`` for their difference ``d != 0``: with all entries but
     one fixed, at most one of the 256 values of the last entry satisfies that, so a sum agrees with probability at most
     2**-8, and all sixteen, whose columns are independent, with at most 2**-128.
+
+    ``sums`` and ``digest_bytes`` are there for tests of that bound, at a width where it can be observed.
     """
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, sums: int = SUMS, digest_bytes: int = 16) -> None:
         raw = derive_key(secret, "content-hash/matrix", BLOCK * SUMS)
-        self._matrix = torch.frombuffer(bytearray(raw), dtype=torch.int8).view(BLOCK, SUMS)
+        self._matrix = torch.frombuffer(bytearray(raw), dtype=torch.int8).view(BLOCK, SUMS)[:, :sums].contiguous()
         self._key = derive_key(secret, "content-hash/blake2b")
+        self._supplied_key = derive_key(secret, "content-hash/supplied")
+        self._digest_bytes = digest_bytes
         self._matrices: dict[torch.device, Tensor] = {}
 
     def hash(self, tensors: Mapping[str, Tensor]) -> str:
@@ -50,7 +56,7 @@ class ContentHasher:
         """
         if not tensors:
             raise InternalError("A media item has no features to hash.")
-        digest = hashlib.blake2b(digest_size=16, key=self._key)
+        digest = hashlib.blake2b(digest_size=self._digest_bytes, key=self._key)
         for name in sorted(tensors):
             tensor = tensors[name]
             head = f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|{tensor.numel() * tensor.element_size()}|"
@@ -58,9 +64,29 @@ class ContentHasher:
             digest.update(self._sums(tensor).cpu().numpy().data)
         return digest.hexdigest()
 
+    def hash_bytes(self, data: bytes, purpose: str) -> str:
+        """32 hex digits for raw bytes, such as a picture as it came; other purposes give other values."""
+        return self.hash({purpose: torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)})
+
+    def supplied(self, value: str, tenant: str) -> str:
+        """The identity that stands for a hash which a caller supplied: ``tenant:`` and 32 hex digits.
+
+        The prefix keeps it apart from all computed ones; the keyed digest keeps tenants apart from each other.
+
+        Raises:
+            InvalidRequest: not 1 to 128 letters, digits, or ``. _ : / + = -``.
+        """
+        if _SUPPLIED.fullmatch(value) is None:
+            raise InvalidRequest(
+                "A supplied hash has 1 to 128 letters, digits or . _ : / + = -, such as a UUID or hex digits.",
+                param="mm_hashes",
+            )
+        named = len(tenant.encode()).to_bytes(8, "little") + tenant.encode() + value.encode()
+        return f"tenant:{hashlib.blake2b(named, digest_size=16, key=self._supplied_key).hexdigest()}"
+
     def _sums(self, tensor: Tensor) -> Tensor:
         """Block sums ``(blocks, 16)`` int32 on the tensor's device."""
-        flat = tensor.detach().contiguous().reshape(-1).view(torch.int8)
+        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.int8)
         matrix = self._matrices.get(tensor.device)
         if matrix is None:
             matrix = self._matrices[tensor.device] = self._matrix.to(tensor.device)
@@ -111,6 +137,17 @@ class MediaItem:
         """Writes the content hash and the pad ids together; nothing else writes either."""
         self._content_hash = value
         self._pad_ids = pad_ids_of(value)
+
+    def again(self) -> MediaItem:
+        """The same embeddings under the same hash, for another request, with timings of its own and no features."""
+        item = MediaItem(self.modality, self.num_tokens, self.grid_thw, embeds=self.embeds, deepstack=self.deepstack)
+        item.set_hash(self.content_hash)
+        return item
+
+    @property
+    def embedding_bytes(self) -> int:
+        """What the embeddings take."""
+        return sum(tensor.nbytes for tensor in (self.embeds, *self.deepstack) if tensor is not None)
 
     @property
     def content_hash(self) -> str:

@@ -32,7 +32,19 @@ class ServiceSettings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Type of weights and activations.")
     threads: int = Field(0, ge=0, description="torch's CPU threads; 0 is half of the cores, since two services share them.")
     host: str = Field("127.0.0.1", description="Address that HTTP listens on.")
-    secret_file: Path | None = Field(None, description="Deployment secret that keys are derived from; random without one.")
+    secret_file: Path | None = Field(
+        None, description="Deployment secret that all keys are derived from; made by python -m shared.security keygen."
+    )
+    plain_seam: bool = Field(
+        False,
+        description="Let the services talk without keys beyond loopback too; only for networks that nobody else is on.",
+    )
+    mm_feature_transport: Literal["cpu", "shm", "cuda_ipc"] = Field(
+        "shm",
+        description="Best means by which embeddings may cross: frames, shared memory on one host, or GPU memory; "
+        "where the two services cannot do it, the next one is used.",
+    )
+    ipc_pool_handle_cache: bool = Field(True, description="With cuda_ipc: share one pool of GPU memory, opened once.")
     body_timeout: float = Field(30.0, gt=0, description="Seconds that the body of a request may take to arrive.")
     drain_timeout: float = Field(
         10.0, gt=0, description="Seconds from SIGTERM to the end: open requests are finished, new ones refused."

@@ -1,25 +1,26 @@
 """The messages of the data channel: schema, framing and verification. No sockets here.
 
-One multipart message an item: frame 0 is the header as JSON, then one frame a tensor with its raw little-endian bytes. A
-message that reports a failure has a header only, and so has a heartbeat. Nothing is ever unpickled.
+One multipart message an item: frame 0 is the header as JSON, then one frame a tensor with its raw little-endian bytes. Where
+the tensors lie in memory that both ends share, the header says where instead, and there are no such frames. A message that
+reports a failure has a header only, and so has a heartbeat. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from shared.control import EncoderState
+from shared.control import EncoderState, Memory
 from shared.errors import EmbeddingCorrupt, EmbeddingIncompatible
 from shared.identity import Grid, Modality
 
-VERSION = 2
+VERSION = 3
 MAX_HEADER_BYTES = 64 * 1024
 MAX_TENSORS = 64
 
@@ -68,8 +69,45 @@ class ItemFailure(_Strict):
     message: str
 
 
+class Lease(_Strict):
+    """How the receiver says that it needs shared memory no more: by the word ``slot`` of the sender's ``ledger``, for the
+    ``generation`` it was sent as (``shared/leases.py``)."""
+
+    ledger: Memory
+    slot: int = Field(ge=0)
+    generation: int = Field(ge=1, lt=2**61)
+
+
+class SharedMemory(_Strict):
+    """Tensors that lie in memory of the host, each at its offset in bytes."""
+
+    transport: Literal["shm"] = "shm"
+    segment: Memory
+    offsets: tuple[int, ...] = Field(max_length=MAX_TENSORS)
+    lease: Lease
+
+
+class DeviceMemory(_Strict):
+    """Tensors that lie in memory of a GPU, each at its offset in bytes from where ``handle`` leads.
+
+    ``handle`` is what CUDA's interprocess communication needs: see ``shared/cuda_ipc.py``.
+    """
+
+    transport: Literal["cuda_ipc"] = "cuda_ipc"
+    device: str = Field(max_length=64)
+    handle: str = Field(max_length=4096)
+    size: int = Field(gt=0)
+    offsets: tuple[int, ...] = Field(max_length=MAX_TENSORS)
+    lease: Lease
+
+
+Place: TypeAlias = Annotated[SharedMemory | DeviceMemory, Field(discriminator="transport")]
+"""Where tensors lie that are not frames of the message."""
+
+
 class Header(_Strict):
-    """Frame 0. ``tensors`` lists the frames that follow, ``embeds`` first; ``timings`` are in seconds by stage."""
+    """Frame 0. ``tensors`` lists what there is, ``embeds`` first: frames that follow, or parts of the memory at ``place``.
+    ``timings`` are in seconds by stage."""
 
     version: int = VERSION
     kind: Literal["item"] = "item"
@@ -82,6 +120,7 @@ class Header(_Strict):
     num_tokens: int = Field(ge=0)
     grid_thw: Grid | None = None
     tensors: tuple[TensorSpec, ...] = Field(default=(), max_length=MAX_TENSORS)
+    place: Place | None = None
     digest: str = ""
     model_fingerprint: str
     encoder_id: str
@@ -104,24 +143,25 @@ class Heartbeat(_Strict):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A verified message: its header and its tensors by name (views of the received frames, not copies)."""
+    """A verified message: its header and its tensors by name (views of what was received, not copies)."""
 
     header: Header
     tensors: dict[str, Tensor]
 
 
 def pack(header: Header, tensors: Mapping[str, Tensor]) -> list[Buffer]:
-    """The frames of a message. Fills in ``tensors`` and ``digest``; contiguous CPU tensors are not copied.
+    """The frames of a message. Fills in ``tensors`` and ``digest``; contiguous CPU tensors are not copied. Where the header
+    has a ``place``, the tensors are there already, and their bytes are not looked at.
 
     Raises:
         ValueError: a dtype that may not cross the wire.
     """
-    specs, frames = [], []
+    specs = []
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPE_NAMES:
             raise ValueError(f"tensor {name} is {tensor.dtype}; only {', '.join(DTYPES)} cross the wire")
         specs.append(TensorSpec(name=name, dtype=DTYPE_NAMES[tensor.dtype], shape=tuple(tensor.shape)))
-        frames.append(frame_of(tensor))
+    frames = [] if header.place else [frame_of(tensor) for tensor in tensors.values()]
     filled = header.model_copy(update={"tensors": tuple(specs)})
     return [filled.model_copy(update={"digest": digest_of(filled, frames)}).model_dump_json().encode(), *frames]
 
@@ -170,7 +210,8 @@ class ForeignVersion(EmbeddingIncompatible):
 
 
 def read_tensors(header: Header, frames: Sequence[Buffer]) -> Message:
-    """Checks framing and digest and views the frames as tensors.
+    """Checks framing and digest and views the frames as tensors. ``frames`` are those of the message, or what lies at the
+    header's ``place``: the digest then covers the header only, since what was never in flight cannot be corrupted there.
 
     Raises:
         EmbeddingCorrupt: a frame is missing, has another size than its shape, or the digest is wrong.
@@ -194,6 +235,6 @@ def read_tensors(header: Header, frames: Sequence[Buffer]) -> Message:
             raise EmbeddingCorrupt(f"The frame of {spec.name} does not have the size of its shape {spec.shape}.")
         empty = torch.empty(spec.shape, dtype=dtype)
         tensors[spec.name] = torch.frombuffer(frame, dtype=dtype).view(spec.shape) if count else empty
-    if digest_of(header, frames) != header.digest:
+    if digest_of(header, () if header.place else frames) != header.digest:
         raise EmbeddingCorrupt("The digest of the message is wrong.")
     return Message(header, tensors)
