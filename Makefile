@@ -11,7 +11,7 @@ export EPD_LANGUAGE_PORT ?= 8000
 export EPD_SERVE_USER := $(shell id -un)
 export EPD_PIDFILE := $(shell mktemp -u -t epd-supervisord-XXXXXX.pid)
 
-.PHONY: help serve test test-containers test-gpu lint format bench clean
+.PHONY: help serve test test-containers test-gpu fuzz lint format bench clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
@@ -36,6 +36,11 @@ test-containers: $(VENV)/.installed ## Run the tests of the composed pair (needs
 test-gpu: $(VENV)/.installed ## Run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
+fuzz: $(VENV)/.installed ## Give what reads the data socket 100,000 broken messages, at random and guided by coverage
+	$(BIN)/python -m pip install --quiet -e '.[fuzz]'
+	$(BIN)/python -m tests.fuzz --cases 50000
+	$(BIN)/python -m tests.fuzz --cases 50000 --guided
+
 lint: $(VENV)/.installed ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,6 +54,8 @@ bench: $(VENV)/.installed ## Measure speed and failures on this machine, and wri
 	$(BIN)/python -m benchmarks.latency
 	$(BIN)/python -m benchmarks.failures --write docs/failure-contract.md
 	$(BIN)/python -m benchmarks.serving --models tiny small --write docs/performance.md
+	$(BIN)/python -m benchmarks.identity --write docs/performance.md
+	$(BIN)/python -m benchmarks.seam --write docs/performance.md
 
 clean: ## Remove what was built and installed
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks import machine
 from benchmarks.checkpoints import SIZES, ensure
 from benchmarks.floor import Floor, faster, measure, show
+from benchmarks.pages import sections_of
 from benchmarks.scenarios import EFFORTS, QUICK, Effort, Measured, Pair
 from benchmarks.tables import floor_table, load_table, peer_table, target_table
 from benchmarks.targets import results
@@ -94,7 +95,7 @@ def main() -> None:
     report = page("Performance", facts, list(sections(floors, runs)))
     print(report)
     if args.write:
-        args.write.write_text(report)
+        args.write.write_text(report + sections_of(args.write))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,19 @@ def is_wildcard(host: str | None) -> bool:
 
     However it is spelled: name resolution also takes ``0``, ``0.0``, ``00.0.0.0``, ``0x0``, ``::0`` and ``::ffff:0.0.0.0``.
     """
-    bare = (host or "").strip("[]").partition("%")[0]
+    ip = _ip_of(host or "")
+    return (host or "").strip("[]") in ("", "*") if ip is None else ip.is_unspecified
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches ``host``: a loopback address, however it is spelled, or ``localhost``."""
+    ip = _ip_of(host)
+    return host.lower() == "localhost" if ip is None else ip.is_loopback
+
+
+def _ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that ``host`` spells; None for a name."""
+    bare = host.strip("[]").partition("%")[0]
     ip: ipaddress.IPv4Address | ipaddress.IPv6Address
     try:
         ip = ipaddress.ip_address(bare)
@@ -23,10 +35,10 @@ def is_wildcard(host: str | None) -> bool:
         try:
             ip = ipaddress.IPv4Address(socket.inet_aton(bare))
         except (OSError, ValueError):
-            return bare in ("", "*")  # a name
+            return None
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
-    return ip.is_unspecified
+        return ip.ipv4_mapped
+    return ip
 
 
 def host_towards(url: str) -> str:
@@ -75,8 +87,8 @@ def base_urls(value: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(check_base_url(url) for url in value.split(",") if url.strip()))
 
 
-def check_endpoint(endpoint: str) -> None:
-    """A destination of embeddings is ``tcp://host:port`` with a host that names one machine.
+def check_endpoint(endpoint: str) -> str:
+    """The host of a destination of embeddings, which is ``tcp://host:port`` with a host that names one machine.
 
     Raises:
         ValueError: it is anything else.
@@ -86,3 +98,4 @@ def check_endpoint(endpoint: str) -> None:
         raise ValueError(f"reply_to must look like tcp://host:port, not {endpoint!r}.")
     if is_wildcard(match["host"]):
         raise ValueError(f"reply_to is {endpoint}, an address to listen on, not one to send to.")
+    return match["host"]

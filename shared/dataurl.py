@@ -8,6 +8,9 @@ from urllib.parse import unquote_to_bytes
 
 from shared.errors import InvalidMedia
 
+MAX_ESCAPES = 2**18
+"""Characters that are written as ``%41``: decoding makes an object of each, so that 64 MB of them would take gigabytes."""
+
 
 def is_data_url(url: str) -> bool:
     """Whether ``url`` is a ``data:`` URL; the scheme's case does not matter."""
@@ -18,7 +21,7 @@ def decode_data_url(url: str, max_bytes: int, param: str | None = None) -> bytes
     """The bytes that a ``data:`` URL carries. The declared media type is not trusted, so it is not looked at.
 
     Raises:
-        InvalidMedia: no comma, broken base64, nothing in it, or more than ``max_bytes``.
+        InvalidMedia: no comma, broken base64, nothing in it, more than ``max_bytes``, or too many escapes.
     """
     head, comma, payload = url[5:].partition(",")
     if not comma:
@@ -26,6 +29,8 @@ def decode_data_url(url: str, max_bytes: int, param: str | None = None) -> bytes
     is_base64 = head.rpartition(";")[2].strip().lower() == "base64"
     if is_base64 and len(payload) // 4 * 3 > max_bytes + 3:
         raise InvalidMedia(f"The data URL holds more than the {max_bytes} bytes that are accepted.", param=param)
+    if payload.count("%") > MAX_ESCAPES:
+        raise InvalidMedia(f"The data URL has more than {MAX_ESCAPES} escapes; send base64 as it is.", param=param)
     if is_base64:
         text = payload if "%" not in payload else unquote_to_bytes(payload).decode("latin-1")
         text = "".join(text.split()).translate({ord("-"): "+", ord("_"): "/"}).rstrip("=")

@@ -38,15 +38,19 @@ class Flight(Generic[V]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if isinstance(error, InvalidMedia):
-            self._error = _copy_of(error)
-        self._failed = isinstance(error, Exception)
-        self._finish(False)
+        self.lose(isinstance(error, Exception), error if isinstance(error, InvalidMedia) else None)
 
     def land(self, value: V) -> None:
         """Hands the result to all who wait."""
         self._value = value
         self._finish(True)
+
+    def lose(self, failed: bool, error: InvalidMedia | None = None) -> None:
+        """Ends it without a result, unless it has landed: it failed, or was only given up (see ``FlightLost``). An ``error`` is
+        for all who wait."""
+        self._failed = failed
+        self._error = None if error is None else _copy_of(error)
+        self._finish(False)
 
     def _finish(self, landed: bool) -> None:
         if not self._over.done():

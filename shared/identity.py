@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,62 +12,66 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from shared.blocksums import BLOCK, BlockSums
 from shared.errors import InternalError, InvalidRequest
 from shared.security import derive_key
 
 Modality = Literal["image", "video", "audio"]
 Grid = tuple[int, int, int]
 
-BLOCK = 4096
 SUMS = 16
 PAD_IDS = 4
-_CUDA_ROWS = 17  # CUDA's integer product wants more than 16 rows
 _PAD_OFFSET = 1 << 62
 _SUPPLIED = re.compile(r"[0-9A-Za-z._:/+=-]{1,128}")
 
 
 class ContentHasher:
-    """Keyed 128-bit hash of tensors, computed on the device where they live.
+    """Keyed 128-bit hash of tensors, computed on the device where they live. May be used from many threads.
 
     The bytes of a tensor are cut into blocks of 4096 signed integers, and each block is multiplied by a secret 4096x16 matrix
-    of uniform int8 values: sixteen exact integer sums a block, of at most 4096 * 128 * 128 = 2**26 in size, so int32 cannot
-    overflow and every device agrees on every bit. Only the sums (1/64 of the data) leave the device; BLAKE2b-128, keyed,
-    covers them with name, shape, dtype and byte length.
+    of uniform int8 values (``shared/blocksums.py``). Only the sums (1/64 of the data) leave the device; BLAKE2b-128, keyed,
+    covers them after a head with the name, dtype, shape and byte length of every tensor.
 
     Two different blocks agree in one sum only if ``sum(d[i] * m[i]) = 0`` for their difference ``d != 0``: with all entries but
     one fixed, at most one of the 256 values of the last entry satisfies that, so a sum agrees with probability at most
-    2**-8, and all sixteen, whose columns are independent, with at most 2**-128.
+    2**-8, and all sixteen, whose columns are independent, with at most 2**-128. ``docs/identity.md`` has the rest.
 
     ``sums`` and ``digest_bytes`` are there for tests of that bound, at a width where it can be observed.
     """
 
     def __init__(self, secret: bytes, sums: int = SUMS, digest_bytes: int = 16) -> None:
         raw = derive_key(secret, "content-hash/matrix", BLOCK * SUMS)
-        self._matrix = torch.frombuffer(bytearray(raw), dtype=torch.int8).view(BLOCK, SUMS)[:, :sums].contiguous()
+        matrix = torch.frombuffer(bytearray(raw), dtype=torch.int8).view(BLOCK, SUMS)
+        self._sums = BlockSums(matrix[:, :sums].contiguous())
         self._key = derive_key(secret, "content-hash/blake2b")
         self._supplied_key = derive_key(secret, "content-hash/supplied")
         self._digest_bytes = digest_bytes
-        self._matrices: dict[torch.device, Tensor] = {}
 
     def hash(self, tensors: Mapping[str, Tensor]) -> str:
         """32 hex digits for named tensors of any dtype, shape, stride and device; the order of names does not matter.
 
         Raises:
-            InternalError: there is nothing to hash.
+            InternalError: there is nothing to hash, or a tensor has no plain bytes.
         """
         if not tensors:
             raise InternalError("A media item has no features to hash.")
-        digest = hashlib.blake2b(digest_size=self._digest_bytes, key=self._key)
-        for name in sorted(tensors):
-            tensor = tensors[name]
-            head = f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|{tensor.numel() * tensor.element_size()}|"
-            digest.update(head.encode())
-            digest.update(self._sums(tensor).cpu().numpy().data)
-        return digest.hexdigest()
+        return self._digest(b"features", tensors)
 
     def hash_bytes(self, data: bytes, purpose: str) -> str:
-        """32 hex digits for raw bytes, such as a picture as it came; other purposes give other values."""
-        return self.hash({purpose: torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)})
+        """32 hex digits for raw bytes, such as a picture as it came; other purposes give other values, and so do tensors."""
+        raw = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return self._digest(b"bytes", {purpose: raw})
+
+    def _digest(self, kind: bytes, tensors: Mapping[str, Tensor]) -> str:
+        named = sorted(tensors.items())
+        sums = [self._sums.of(tensor) for _, tensor in named]
+        head = json.dumps([(name, str(t.dtype), list(t.shape), t.numel() * t.element_size()) for name, t in named]).encode()
+        digest = hashlib.blake2b(digest_size=self._digest_bytes, key=self._key, person=kind)
+        # The head says how many sums of which tensor follow, so that no two different items are spelled alike.
+        digest.update(len(head).to_bytes(8, "little") + head)
+        for some in sums:
+            digest.update(some.cpu().numpy().data)
+        return digest.hexdigest()
 
     def supplied(self, value: str, tenant: str) -> str:
         """The identity that stands for a hash which a caller supplied: ``tenant:`` and 32 hex digits.
@@ -83,28 +88,6 @@ class ContentHasher:
             )
         named = len(tenant.encode()).to_bytes(8, "little") + tenant.encode() + value.encode()
         return f"tenant:{hashlib.blake2b(named, digest_size=16, key=self._supplied_key).hexdigest()}"
-
-    def _sums(self, tensor: Tensor) -> Tensor:
-        """Block sums ``(blocks, 16)`` int32 on the tensor's device."""
-        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.int8)
-        matrix = self._matrices.get(tensor.device)
-        if matrix is None:
-            matrix = self._matrices[tensor.device] = self._matrix.to(tensor.device)
-        whole = flat.numel() // BLOCK
-        parts = [_product(flat[: whole * BLOCK].view(whole, BLOCK), matrix)] if whole else []
-        if flat.numel() % BLOCK or not whole:
-            tail = torch.zeros(1, BLOCK, dtype=torch.int8, device=tensor.device)
-            tail[0, : flat.numel() - whole * BLOCK] = flat[whole * BLOCK :]
-            parts.append(_product(tail, matrix))
-        return torch.cat(parts)
-
-
-def _product(blocks: Tensor, matrix: Tensor) -> Tensor:
-    """``blocks @ matrix`` in int32; ``(n, 4096)`` by ``(4096, 16)``."""
-    rows = blocks.shape[0]
-    if blocks.is_cuda and rows < _CUDA_ROWS:
-        blocks = torch.nn.functional.pad(blocks, (0, 0, 0, _CUDA_ROWS - rows))
-    return torch._int_mm(blocks, matrix)[:rows]
 
 
 def pad_ids_of(content_hash: str) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import uvicorn
 from fastapi import FastAPI
+from pydantic import ValidationError
 
 from shared.errors import Unavailable
 from shared.pacing import PacedProtocol, Pump
@@ -156,6 +157,18 @@ def prepare_process(log_level: str, log_format: str, threads: int) -> None:
     keep_freed_memory()
 
 
+@contextlib.contextmanager
+def reading_settings() -> Iterator[None]:
+    """Inside it, settings with which the service must not start end the process with a sentence, and no traceback."""
+    try:
+        yield
+    except ValidationError as error:
+        wrong = (f"EPD_{'_'.join(map(str, one['loc'])).upper()}: {one['msg']}" for one in error.errors())
+        sys.exit(f"not started: {'; '.join(wrong)}")
+    except (ValueError, OSError) as error:
+        sys.exit(f"not started: {error}")
+
+
 def settle() -> None:
     """Called once when all is loaded: what exists by now stays, so the garbage collector need not look at it ever again.
 
@@ -216,6 +229,7 @@ def run(app: FastAPI, settings: ServiceSettings, port: int) -> None:
         http=partial(PacedProtocol, pump),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
+        ws="none",  # there are no WebSockets, and so no other protocol to have limits for
         timeout_graceful_shutdown=1,  # open requests have ended by then
         timeout_keep_alive=30,
         backlog=4096,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -41,6 +41,11 @@ class ByteLRU(Generic[K, V]):
             _, (_, freed) = self._entries.popitem(last=False)
             self.bytes -= freed
             self.evicted += 1
+
+    def discard_all(self, which: Callable[[K], bool]) -> None:
+        """Forgets all keys that ``which`` says so of."""
+        for key in [key for key in self._entries if which(key)]:
+            self.discard(key)
 
     def discard(self, key: K) -> None:
         """Forgets a key, if it is there."""

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from shared.protocol import BoundedProtocol
 
 _AT_ONCE = 4
 
@@ -45,8 +45,9 @@ class Pump:
         self._schedule()
 
 
-class PacedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, fed by a ``Pump``. ``GET`` requests, which are cheap and ask for health or the like, do not wait."""
+class PacedProtocol(BoundedProtocol):
+    """uvicorn's protocol, bounded, and fed by a ``Pump``. ``GET`` requests, which are cheap and ask for health or the like, do
+    not wait."""
 
     def __init__(self, pump: Pump, **options: Any) -> None:
         super().__init__(**options)

@@ -57,6 +57,8 @@ def configure_logging(level: str, log_format: str) -> None:
     )
     # Received frames are viewed, never written to.
     warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
+    # What PIL warns of is in the pictures of clients; Python keeps each different text for ever.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def get_logger(name: str) -> FilteringBoundLogger:

@@ -7,13 +7,15 @@ reports a failure has a header only, and so has a heartbeat. Nothing is ever unp
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from torch import Tensor
 
 from shared.control import EncoderState, Memory
@@ -23,6 +25,7 @@ from shared.identity import Grid, Modality
 VERSION = 3
 MAX_HEADER_BYTES = 64 * 1024
 MAX_TENSORS = 64
+_DIGEST = re.compile(rb'("digest":\s*")[0-9a-f]{32}(")')
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -36,6 +39,10 @@ DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.ite
 
 Buffer: TypeAlias = Any
 """Anything with the buffer protocol: bytes, memoryview, a received frame's buffer."""
+
+
+Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
+"""A number of things, or one's place among them."""
 
 
 class _Strict(BaseModel):
@@ -59,7 +66,7 @@ class TensorSpec(_Strict):
 
     name: str = Field(max_length=64)
     dtype: str
-    shape: tuple[int, ...] = Field(max_length=8)
+    shape: tuple[Annotated[int, Field(lt=2**63)], ...] = Field(max_length=8)
 
 
 class ItemFailure(_Strict):
@@ -112,20 +119,22 @@ class Header(_Strict):
     version: int = VERSION
     kind: Literal["item"] = "item"
     request_id: str = Field(max_length=128)
-    attempt: int = Field(ge=0)
-    item: int = Field(ge=0)
-    num_items: int = Field(ge=1)
+    attempt: Count
+    item: Count
+    num_items: int = Field(ge=1, lt=2**31)
     modality: Modality
     content_hash: str = Field(max_length=128)
-    num_tokens: int = Field(ge=0)
+    num_tokens: Count
     grid_thw: Grid | None = None
     tensors: tuple[TensorSpec, ...] = Field(default=(), max_length=MAX_TENSORS)
     place: Place | None = None
     digest: str = ""
     model_fingerprint: str
     encoder_id: str
-    timings: dict[str, float] = Field(default_factory=dict)
+    timings: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict, max_length=64)
     failure: ItemFailure | None = None
+
+    _raw: bytes = PrivateAttr(default=b"")  # as it came, which is what the digest covers
 
 
 class Heartbeat(_Strict):
@@ -137,8 +146,8 @@ class Heartbeat(_Strict):
     encoder_id: str = Field(max_length=128)
     # Strict models take no string for an enumeration, but JSON has nothing else.
     state: EncoderState = Field(strict=False)
-    items_in_work: int = Field(ge=0)
-    max_items: int = Field(gt=0)
+    items_in_work: Count
+    max_items: int = Field(gt=0, lt=2**31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +171,8 @@ def pack(header: Header, tensors: Mapping[str, Tensor]) -> list[Buffer]:
             raise ValueError(f"tensor {name} is {tensor.dtype}; only {', '.join(DTYPES)} cross the wire")
         specs.append(TensorSpec(name=name, dtype=DTYPE_NAMES[tensor.dtype], shape=tuple(tensor.shape)))
     frames = [] if header.place else [frame_of(tensor) for tensor in tensors.values()]
-    filled = header.model_copy(update={"tensors": tuple(specs)})
-    return [filled.model_copy(update={"digest": digest_of(filled, frames)}).model_dump_json().encode(), *frames]
+    raw = header.model_copy(update={"tensors": tuple(specs), "digest": ""}).model_dump_json().encode()
+    return [raw.replace(b'"digest":""', b'"digest":"%b"' % digest_of(raw, frames).encode(), 1), *frames]
 
 
 def frame_of(tensor: Tensor) -> Buffer:
@@ -171,10 +180,10 @@ def frame_of(tensor: Tensor) -> Buffer:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def digest_of(header: Header, frames: Sequence[Buffer]) -> str:
-    """XXH3-128 over the header (its digest left empty) and all tensor frames: it catches corruption in flight, also of what
-    says whose the tensors are; it authenticates nobody."""
-    digest = xxhash.xxh3_128(header.model_copy(update={"digest": ""}).model_dump_json().encode())
+def digest_of(raw: bytes, frames: Sequence[Buffer]) -> str:
+    """XXH3-128 over the bytes of a header whose digest is empty and those of all tensor frames: it catches corruption in
+    flight, also of what says whose the tensors are; it authenticates nobody."""
+    digest = xxhash.xxh3_128(raw)
     for frame in frames:
         digest.update(frame)
     return digest.hexdigest()
@@ -196,9 +205,11 @@ def read_header(frame: Buffer) -> Header | Heartbeat:
             raise ForeignVersion(known.request_id, known.attempt, known.item, known.version)
         if known.kind == "heartbeat":
             return Heartbeat.model_validate_json(raw)
-        return Header.model_validate_json(raw)
+        header = Header.model_validate_json(raw)
     except ValidationError as error:
         raise EmbeddingCorrupt(f"The header does not follow the schema: {error.errors()[0]['msg']}.") from error
+    header._raw = raw
+    return header
 
 
 class ForeignVersion(EmbeddingIncompatible):
@@ -209,32 +220,45 @@ class ForeignVersion(EmbeddingIncompatible):
         self.request_id, self.attempt, self.item = request_id, attempt, item
 
 
-def read_tensors(header: Header, frames: Sequence[Buffer]) -> Message:
-    """Checks framing and digest and views the frames as tensors. ``frames`` are those of the message, or what lies at the
-    header's ``place``: the digest then covers the header only, since what was never in flight cannot be corrupted there.
+def read_tensors(header: Header, parts: Sequence[Buffer | Tensor]) -> Message:
+    """Checks framing and digest and views the parts as tensors. The header must have come by ``read_header``.
+
+    ``parts`` are the frames of the message, or what lies at the header's ``place``, ``(bytes,)`` uint8 where that is on a
+    device. The digest then covers the header only: what was never in flight cannot be corrupted there.
 
     Raises:
         EmbeddingCorrupt: a frame is missing, has another size than its shape, or the digest is wrong.
         EmbeddingIncompatible: a dtype that may not cross the wire.
     """
-    if len(frames) != len(header.tensors):
-        raise EmbeddingCorrupt(f"{len(frames)} tensor frames came where the header lists {len(header.tensors)}.")
+    if len(parts) != len(header.tensors):
+        raise EmbeddingCorrupt(f"{len(parts)} tensor frames came where the header lists {len(header.tensors)}.")
     if len({spec.name for spec in header.tensors}) < len(header.tensors):
         raise EmbeddingCorrupt("Two tensors have the same name.")
-    tensors: dict[str, Tensor] = {}
-    for spec, frame in zip(header.tensors, frames, strict=True):
-        dtype = DTYPES.get(spec.dtype)
-        if dtype is None:
-            raise EmbeddingIncompatible(f"Tensor {spec.name} is {spec.dtype}; only {', '.join(DTYPES)} are accepted.")
-        count = 1
-        for size in spec.shape:
-            if size < 0:
-                raise EmbeddingCorrupt(f"Tensor {spec.name} has a negative size.")
-            count *= size
-        if count * dtype.itemsize != memoryview(frame).nbytes:
+    for spec, part in zip(header.tensors, parts, strict=True):
+        if bytes_of(spec) != (part.nbytes if isinstance(part, Tensor) else memoryview(part).nbytes):
             raise EmbeddingCorrupt(f"The frame of {spec.name} does not have the size of its shape {spec.shape}.")
-        empty = torch.empty(spec.shape, dtype=dtype)
-        tensors[spec.name] = torch.frombuffer(frame, dtype=dtype).view(spec.shape) if count else empty
-    if digest_of(header, () if header.place else frames) != header.digest:
+    if digest_of(_DIGEST.sub(rb"\1\2", header._raw, count=1), () if header.place else parts) != header.digest:
         raise EmbeddingCorrupt("The digest of the message is wrong.")
-    return Message(header, tensors)
+    return Message(header, {spec.name: _viewed(spec, part) for spec, part in zip(header.tensors, parts, strict=True)})
+
+
+def bytes_of(spec: TensorSpec) -> int:
+    """What a tensor takes.
+
+    Raises:
+        EmbeddingCorrupt: a size below 1; no item has such tensors.
+        EmbeddingIncompatible: a dtype that may not cross the wire.
+    """
+    dtype = DTYPES.get(spec.dtype)
+    if dtype is None:
+        raise EmbeddingIncompatible(f"Tensor {spec.name} is {spec.dtype}; only {', '.join(DTYPES)} are accepted.")
+    if any(size < 1 for size in spec.shape):
+        raise EmbeddingCorrupt(f"Tensor {spec.name} has a size below 1.")
+    return math.prod(spec.shape) * dtype.itemsize
+
+
+def _viewed(spec: TensorSpec, part: Buffer | Tensor) -> Tensor:
+    dtype = DTYPES[spec.dtype]
+    if isinstance(part, Tensor):
+        return part.view(dtype).view(spec.shape)
+    return torch.frombuffer(part, dtype=dtype).view(spec.shape)

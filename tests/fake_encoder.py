@@ -15,6 +15,7 @@ import torch
 import uvicorn
 import zmq
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from torch import Tensor
 
 from shared.checkpoint import fingerprint
@@ -27,6 +28,9 @@ from shared.control import (
     ServiceInfo,
     Subscription,
 )
+from shared.errors import EpdError, body_of
+from shared.guard import guarded
+from shared.seam import LOOPBACK, Seam
 from shared.wire import VERSION, Buffer, Header, Heartbeat, pack
 from tests.processes import DEMO_MODEL, free_port, wait_for
 
@@ -85,12 +89,18 @@ def honest(call: Call) -> Response:
     return call.done()
 
 
+def refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, EpdError)
+    return JSONResponse(body_of(error).model_dump(), status_code=error.status)
+
+
 @dataclass
 class FakeEncoder:
     """Serves in a thread of the test. ``behaviour`` answers each call; ``calls`` counts them. While ``beating`` is set, it
-    shows signs of life to whoever subscribed, in the state ``state``."""
+    shows signs of life to whoever subscribed, in the state ``state``. ``seam`` has its keys, if it has any."""
 
     behaviour: Behaviour = honest
+    seam: Seam = LOOPBACK
     model_fingerprint: str = field(default_factory=lambda: fingerprint(DEMO_MODEL))
     calls: int = 0
     port: int = field(default_factory=free_port)
@@ -107,14 +117,16 @@ class FakeEncoder:
 
     def _app(self) -> FastAPI:
         app = FastAPI()
+        app.add_exception_handler(EpdError, refused)
+        control = guarded(lambda request: self.seam.check_token(request.headers.get("authorization")))
 
-        @app.post("/v1/subscribe")
+        @control.post("/v1/subscribe")
         async def subscribe(subscription: Subscription) -> EncoderStatus:
             self._loop = asyncio.get_running_loop()
             self.subscribers[subscription.reply_to] = subscription.interval
             return EncoderStatus(info=self.info(), state=self.state, items_in_work=0, max_items=self.max_items)
 
-        @app.post("/encode")
+        @control.post("/encode")
         async def encode(request: Request) -> Response:
             if request.headers["content-type"].startswith("multipart/"):
                 async with request.form() as form:
@@ -124,6 +136,7 @@ class FakeEncoder:
             self.calls += 1
             return await asyncio.to_thread(self._answer, EncodeRequest.model_validate_json(raw))
 
+        app.include_router(control)
         return app
 
     def info(self) -> ServiceInfo:
@@ -150,6 +163,7 @@ class FakeEncoder:
                     sockets[endpoint] = self._context.socket(zmq.PUSH)
                     sockets[endpoint].set(zmq.SNDHWM, 4)
                     sockets[endpoint].set(zmq.LINGER, 0)
+                    self.seam.secure_client(sockets[endpoint])
                     sockets[endpoint].connect(endpoint)
                 with contextlib.suppress(zmq.Again):
                     sockets[endpoint].send(beat.model_dump_json().encode(), zmq.NOBLOCK)
@@ -157,6 +171,7 @@ class FakeEncoder:
     def _answer(self, request: EncodeRequest) -> Response:
         with self._context.socket(zmq.PUSH) as socket:
             socket.set(zmq.LINGER, 1000)
+            self.seam.secure_client(socket)
             socket.connect(request.reply_to)
             return self.behaviour(Call(request, socket, self.model_fingerprint, self.encoder_id, self.stopping))
 

@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = ROOT / "examples" / "demo_model"
 START_TIMEOUT = 90.0
+
+UNCACHED: dict[str, Any] = {"embedding_cache_bytes": 0, "media_cache_bytes": 0}
+"""Settings of either service by which a picture that comes again takes the same way as the first time."""
 
 T = TypeVar("T")
 

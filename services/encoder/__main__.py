@@ -7,13 +7,14 @@ from structlog.contextvars import bind_contextvars
 
 from services.encoder.app import create_app
 from services.encoder.settings import EncoderSettings
-from shared.lifecycle import prepare, run
+from shared.lifecycle import prepare, reading_settings, run
 
 
 def main() -> None:
-    settings = CliApp.run(EncoderSettings)
-    prepare(settings)
-    app = create_app(settings)
+    with reading_settings():
+        settings = CliApp.run(EncoderSettings)
+        prepare(settings)
+        app = create_app(settings)
     # Bound before the event loop exists, so that its tasks inherit it: every line says which encoder it is from.
     bind_contextvars(encoder_id=app.state.encoder_id)
     run(app, settings, settings.port)

@@ -11,6 +11,7 @@ from services.encoder.settings import EncoderSettings
 from shared.addresses import bracketed, host_towards, is_wildcard
 from shared.control import Registration, ServiceInfo
 from shared.errors import from_body
+from shared.seam import Seam
 from shared.telemetry import get_logger
 
 _log = get_logger("announcer")
@@ -20,10 +21,10 @@ _TIMEOUT = 2.0
 class Announcer:
     """One loop a language service. Only changes of its answer are logged."""
 
-    def __init__(self, settings: EncoderSettings, info: ServiceInfo, token: str) -> None:
+    def __init__(self, settings: EncoderSettings, info: ServiceInfo, seam: Seam) -> None:
         self._settings = settings
         self._info = info
-        self._client = httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False, headers={"authorization": f"Bearer {token}"})
+        self._client = httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False, headers=seam.headers())
         self._loops: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Announcer:

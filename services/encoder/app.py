@@ -33,10 +33,12 @@ from shared.control import (
     Subscription,
 )
 from shared.errors import EncoderUnavailable
+from shared.guard import guarded
 from shared.http import ERROR_RESPONSES, component_schemas, install, schema_ref, span_of, unless_gone
 from shared.identity import ContentHasher
 from shared.lifecycle import Drain, settle, tidy
-from shared.security import control_token, load_secret
+from shared.seam import seam_of
+from shared.security import load_secret
 from shared.telemetry import Metrics, get_logger
 from shared.tracing import tracer_of
 from shared.wire import VERSION
@@ -54,24 +56,28 @@ class Parts:
 
 
 def create_app(settings: EncoderSettings) -> FastAPI:
-    """The encoder's ASGI application. Nothing is loaded until its lifespan starts."""
+    """The encoder's ASGI application. Nothing is loaded until its lifespan starts.
+
+    Raises:
+        ValueError, OSError: it would be open to strangers, or the secret is none.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        secret = load_secret(settings.secret_file)
         folder = await asyncio.to_thread(resolve, settings.model, settings.revision)
         model = await asyncio.to_thread(VisionHalf, folder, settings.device, settings.dtype)
         await asyncio.to_thread(model.warm_up)
         identity = Identity(app.state.encoder_id, await asyncio.to_thread(fingerprint, folder))
         info = describe(settings, model, identity)
-        publisher, hasher = Publisher(), ContentHasher(secret)
+        publisher = Publisher(max_queued_bytes=settings.max_queued_bytes, seam=seam)
+        queued.set_function(lambda: publisher.queued_bytes)
         async with (
             Fetcher(settings) as fetcher,
-            Pipeline(settings, model, hasher, identity, fetcher, publisher, faults, metrics, tracer) as pipeline,
-            Announcer(settings, info, control_token(secret)) as announcer,
+            Pipeline(settings, model, ContentHasher(secret), identity, fetcher, publisher, faults, metrics, tracer) as pipeline,
+            Announcer(settings, info, seam) as announcer,
             tidy(drain),
         ):
-            heart = Heart(settings, identity.encoder_id, pipeline, publisher, faults)
+            heart = Heart(settings, identity.encoder_id, pipeline, publisher, faults, pipeline.carriers)
             subscribers.set_function(lambda: len(heart))
             drain.on_begin(announcer.stop)
             drain.on_begin(lambda: heart.announce(EncoderState.DRAINING))
@@ -92,16 +98,20 @@ def create_app(settings: EncoderSettings) -> FastAPI:
             raise EncoderUnavailable("The encoder is starting or stopping.")
         return found
 
+    secret = load_secret(settings.secret_file)
+    seam = seam_of(settings, secret, "EPD_HOST", settings.host)
     metrics, faults, tracer = Metrics(), Faults(), tracer_of(settings.tracing, "epd-encoder")
     subscribers = metrics.gauge("epd_encoder_subscribers", "Language services that get heartbeats.")
+    queued = metrics.gauge("epd_encoder_queued_bytes", "Bytes of messages that are on their way to language services.")
     drain = Drain(settings.drain_timeout, lambda: EncoderUnavailable("The encoder is draining."))
     app = FastAPI(title="EPD encoder", version=version("epd-pair"), lifespan=lifespan)
     app.state.encoder_id = f"encoder-{uuid.uuid4().hex[:8]}"
     app.state.parts = None
     install(app, metrics, settings.max_body_bytes, drain, tracer, ("/encode",))
     component_schemas(app, EncodeRequest)
+    control = guarded(lambda request: seam.check_token(request.headers.get("authorization")))
     if settings.faults_enabled:
-        install_fault_routes(app, faults)
+        install_fault_routes(control, faults)
 
     @app.get("/ready", summary="The encoder takes requests", responses={503: ERROR_RESPONSES[503]})
     async def ready() -> dict[str, str]:
@@ -114,15 +124,19 @@ def create_app(settings: EncoderSettings) -> FastAPI:
     async def info() -> ServiceInfo:
         return parts().info
 
-    @app.post("/v1/subscribe", summary="Ask for heartbeats", responses=ERROR_RESPONSES)
+    @control.post("/v1/subscribe", summary="Ask for heartbeats", responses=ERROR_RESPONSES)
     async def subscribe(subscription: Subscription) -> EncoderStatus:
         up = parts()
-        up.heart.subscribe(subscription)
+        transport = up.heart.subscribe(subscription)
         return EncoderStatus(
-            info=up.info, state=up.heart.state, items_in_work=up.pipeline.items_in_work, max_items=settings.max_items
+            info=up.info,
+            state=up.heart.state,
+            items_in_work=up.pipeline.items_in_work,
+            max_items=settings.max_items,
+            transport=transport,
         )
 
-    @app.post(
+    @control.post(
         "/encode",
         summary="Encode media items and publish their embeddings",
         response_model=EncodeResponse,
@@ -151,6 +165,7 @@ def create_app(settings: EncoderSettings) -> FastAPI:
             span_of(request).set(encoder_id=app.state.encoder_id, attempt=asked.attempt, items=len(asked.items))
             return await unless_gone(request, pipeline.run(Call(asked, request.headers), media, share))
 
+    app.include_router(control)
     return app
 
 

@@ -6,8 +6,9 @@ import io
 import struct
 import zlib
 
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image
 
+from services.encoder.inspection import check_file, check_opened
 from shared.errors import InvalidMedia
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
@@ -24,6 +25,25 @@ _DECODER_ERRORS = (
     zlib.error,
     Image.DecompressionBombError,
 )
+_FIRST_BYTES = {
+    b"\x89PNG": "PNG",
+    b"\xff\xd8": "JPEG",
+    b"RIFF": "WEBP",
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+    b"II": "TIFF",
+    b"MM": "TIFF",
+}
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What undoes an EXIF orientation."""
 
 
 def decode_image(data: bytes, max_pixels: int, param: str | None = None) -> Image.Image:
@@ -37,7 +57,12 @@ def decode_image(data: bytes, max_pixels: int, param: str | None = None) -> Imag
     if not data:
         raise InvalidMedia("The picture is empty (0 bytes).", param=param)
     try:
+        check_file(data)
         image = Image.open(io.BytesIO(data), formats=FORMATS)
+        check_opened(image)
+    except InvalidMedia as error:
+        error.param = param
+        raise
     except Image.DecompressionBombError as error:
         raise InvalidMedia(f"The picture has more than the {max_pixels} pixels that are accepted.", param=param) from error
     except _DECODER_ERRORS as error:
@@ -52,12 +77,20 @@ def decode_image(data: bytes, max_pixels: int, param: str | None = None) -> Imag
             # Loading does not look at the checksums of pixel data; verifying does, but leaves the image unusable.
             Image.open(io.BytesIO(data), formats=("PNG",)).verify()
         image.load()
-        upright: Image.Image = ImageOps.exif_transpose(image)
     except _DECODER_ERRORS as error:
         raise InvalidMedia(f"The {image.format} picture is damaged: {error}.", param=param) from error
-    if upright.mode == "F":
+    if image.mode == "F":
         raise InvalidMedia("Pictures of floating-point numbers are not accepted.", param=param)
-    return _to_eight_bits(upright)
+    return _to_eight_bits(_upright(image))
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """As the camera was held. Only the orientation is read of EXIF; where EXIF is broken, there is none."""
+    try:
+        method = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except _DECODER_ERRORS:
+        method = None
+    return image if method is None else image.transpose(method)
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
@@ -77,4 +110,7 @@ def _looks_like(data: bytes) -> str:
         return "they look like HEIC or AVIF, which is not accepted"
     if start.startswith(b"%pdf"):
         return "they look like a PDF"
+    for first, file_format in _FIRST_BYTES.items():
+        if data.startswith(first):
+            return f"they begin like {file_format}, but are damaged, or made to be costly to read"
     return f"{len(data)} bytes of an unknown format"

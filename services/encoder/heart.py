@@ -6,9 +6,9 @@ import asyncio
 from typing import Protocol
 
 from services.encoder.faults.registry import Faults
-from services.encoder.publisher import Publisher, check_endpoint
+from services.encoder.publisher import Publisher
 from services.encoder.settings import EncoderSettings
-from shared.control import EncoderState, Subscription
+from shared.control import EncoderState, Offer, Subscription, Transport
 from shared.errors import EncoderOverloaded
 from shared.telemetry import get_logger
 from shared.wire import Heartbeat
@@ -30,6 +30,17 @@ class Vitals(Protocol):
         ...
 
 
+class Peers(Protocol):
+    """Who is told of subscriptions that come and go."""
+
+    def agree(self, endpoint: str, offer: Offer | None) -> Transport:
+        """How tensors will cross to ``endpoint``."""
+        ...
+
+    def forget(self, endpoint: str) -> None:
+        """Nobody listens at ``endpoint`` any more."""
+
+
 class Heart:
     """Beats for each subscription at its own interval, by timers of the event loop: a loop that hangs goes silent.
 
@@ -43,6 +54,7 @@ class Heart:
         vitals: Vitals,
         publisher: Publisher,
         faults: Faults,
+        peers: Peers,
         max_subscriptions: int = 64,
     ) -> None:
         self._settings = settings
@@ -50,6 +62,7 @@ class Heart:
         self._vitals = vitals
         self._publisher = publisher
         self._faults = faults
+        self._peers = peers
         self._max = max_subscriptions
         self._loop = asyncio.get_running_loop()
         self._next: dict[str, asyncio.TimerHandle] = {}
@@ -60,19 +73,21 @@ class Heart:
         """Subscriptions whose lease has not ended."""
         return len(self._next)
 
-    def subscribe(self, subscription: Subscription) -> None:
-        """Begins or renews a subscription.
+    def subscribe(self, subscription: Subscription) -> Transport:
+        """Begins or renews a subscription; returns how tensors will cross to it.
 
         Raises:
-            InvalidRequest: ``reply_to`` is not an address that can be sent to.
+            InvalidRequest: ``reply_to`` is not an address that may be sent to, or one of both ends encrypts and the other not.
             EncoderOverloaded: there are too many.
         """
-        endpoint = subscription.reply_to
-        check_endpoint(endpoint)
+        endpoint, seam = subscription.reply_to, self._publisher.seam
+        seam.check_mode(subscription.curve)
+        seam.check_reply_to(endpoint)
         if endpoint not in self._next and len(self._next) >= self._max:
             raise EncoderOverloaded(f"The encoder has {self._max} subscribers, and takes no more.", retry_after=5.0)
         self._send(endpoint)
         self._schedule(endpoint, subscription.interval, self._loop.time() + subscription.lease)
+        return self._peers.agree(endpoint, subscription.offer)
 
     def announce(self, state: EncoderState) -> None:
         """Tells everyone at once that the encoder is in another state."""
@@ -96,6 +111,7 @@ class Heart:
         if self._loop.time() >= end:
             del self._next[endpoint]
             self._publisher.forget(endpoint)
+            self._peers.forget(endpoint)
             return
         self._schedule(endpoint, interval, end)
         self._send(endpoint)

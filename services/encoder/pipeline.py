@@ -5,28 +5,33 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
 from services.encoder.admission import Admission, Share
 from services.encoder.batcher import Batcher
+from services.encoder.cache import EncoderCache
 from services.encoder.faults.base import Call, Outgoing, Sender, Stage
 from services.encoder.faults.registry import Faults
 from services.encoder.fetch import Fetcher
+from services.encoder.job import Job
 from services.encoder.models.generic import VisionHalf
-from services.encoder.prepare import Job, Preparer, inline_bytes
-from services.encoder.publisher import Publisher, check_endpoint
+from services.encoder.prepare import Preparer, check_tokens, inline_bytes
+from services.encoder.publisher import Publisher
 from services.encoder.settings import EncoderSettings
 from services.encoder.tally import Tally
 from services.encoder.threads import FairThreads
+from services.encoder.transport.carriers import Carriers
 from shared.control import EncodeItem, EncodeRequest, EncodeResponse, ItemMetadata
 from shared.errors import EmbeddingTimeout, InvalidRequest
 from shared.identity import ContentHasher, MediaItem
+from shared.residency import Residency
 from shared.telemetry import Metrics
 from shared.together import together
 from shared.tracing import NO_TRACES, Tracer
-from shared.wire import Buffer, Header, pack
+from shared.wire import Header
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +68,13 @@ class Pipeline:
         self._tally = tally = Tally(metrics, tracer)
         self._admission = Admission(settings.max_items, settings.max_bytes)
         self._threads = FairThreads(max(2, os.cpu_count() or 2))
-        self._preparer = Preparer(settings, model, hasher, fetcher, self._threads, faults, tally)
+        self._model = model
+        self._residency = Residency.of(settings)
+        self.carriers = Carriers(settings, self._residency, identity.encoder_id, model.device, self._threads, metrics)
+        self._cache = EncoderCache(settings, model.processor, hasher, self._threads, self._admission, tally)
+        self._preparer = Preparer(settings, model, hasher, fetcher, self._cache, self._residency, faults, tally)
         limits = settings.max_batch_items, settings.max_batch_tokens
-        self._batcher = Batcher(model.encode, *limits, tally.batches, tally.cancelled)
+        self._batcher = Batcher(self._encode, *limits, tally.batches, tally.cancelled)
         for name, text, value in (
             ("items_in_work", "Items admitted and not finished.", lambda: self._admission.items),
             ("bytes_in_work", "Bytes of bodies, media and features held.", lambda: self._admission.held),
@@ -79,6 +88,7 @@ class Pipeline:
 
     async def __aexit__(self, *_: object) -> None:
         await self._batcher.stop()
+        self.carriers.close()
         self._threads.close()
 
     @property
@@ -110,7 +120,7 @@ class Pipeline:
             EncoderFailed: the receiver could not be reached.
         """
         request = call.request
-        check_endpoint(request.reply_to)
+        self._publisher.seam.check_reply_to(request.reply_to)
         raw = [parts.get(entry.part or "") for entry in request.items]
         parts.clear()
         held = sum(len(data) for data in raw if data is not None) + sum(inline_bytes(entry) for entry in request.items)
@@ -123,38 +133,43 @@ class Pipeline:
                     return await self._run(call, jobs)
             except TimeoutError as error:
                 raise EmbeddingTimeout(f"The deadline of {request.timeout:.3g} s passed in the encoder.") from error
+            finally:
+                self._cache.release(jobs)
 
     async def _run(self, call: Call, jobs: list[Job]) -> EncodeResponse:
         send = self._faults.sender(call, partial(self._send, call.request.reply_to))
-        items = await together(self._preparer.prepare(job) for job in jobs)
-        needed, budget = sum(item.num_tokens for item in items), call.request.token_budget
+        await together(self._preparer.prepare(job) for job in jobs)
+        needed, budget = sum(job.item.num_tokens for job in jobs), call.request.token_budget
         if budget is not None and needed > budget:
             raise InvalidRequest(
                 f"The pictures need {needed} tokens, but only {max(0, budget)} are left for them in the context.",
                 param="messages",
             )
-        metadata = await together(self._finish(job, item, send) for job, item in zip(jobs, items, strict=True))
+        metadata = await together(self._finish(job, send) for job in jobs)
         return EncodeResponse(encoder_id=self._identity.encoder_id, items=tuple(metadata))
 
-    async def _finish(self, job: Job, item: MediaItem, send: Sender) -> ItemMetadata:
-        """Tower and publication of one prepared item."""
+    async def _finish(self, job: Job, send: Sender) -> ItemMetadata:
+        """Tower, where it has not been, and publication of one prepared item."""
         with self._tally.item(last=True):
-            with self._tracer.span("tower", item=job.entry.index, tokens=item.num_tokens) as span:
-                await self._batcher.encode(item, job.call)
-                span.set(queue_seconds=item.timings["queue"], tower_seconds=item.timings["tower"])
-            item.features = {}  # embeddings are there now, in about as many bytes
+            index, timings = job.entry.index, job.timings
+            if job.item.embeds is None:
+                with self._tracer.span("tower", item=index, tokens=job.item.num_tokens) as span:
+                    spared = await self._cache.encode(job, self._batcher.encode)
+                    span.set(cache=spared, queue_seconds=timings.get("queue"), tower_seconds=timings.get("tower"))
+            item = job.item
+            check_tokens(item.num_tokens, self._settings.max_item_tokens, job.entry.param)  # which some towers only tell now
             began = time.perf_counter()
-            with self._tally.stage("publish", job.entry.index):
+            with self._tally.stage("publish", index):
                 await self._faults.at(Stage.PUBLISH, job.call, job.entry)
                 await send(self._outgoing(job.call.request, job.entry, item))
-            item.timings["publish"] = time.perf_counter() - began
-            self._tally.times(item.timings)
+            timings["publish"] = time.perf_counter() - began
+            self._tally.times(timings)
             return ItemMetadata(
-                index=job.entry.index,
+                index=index,
                 content_hash=item.content_hash,
                 num_tokens=item.num_tokens,
                 grid_thw=item.grid_thw,
-                timings=item.timings,
+                timings=timings,
             )
 
     def _outgoing(self, request: EncodeRequest, entry: EncodeItem, item: MediaItem) -> Outgoing:
@@ -174,16 +189,19 @@ class Pipeline:
         )
         return Outgoing(header, {"embeds": item.embeds, **{f"deepstack.{i}": level for i, level in enumerate(item.deepstack)}})
 
+    def _encode(self, items: Sequence[MediaItem]) -> None:
+        """What the tower's thread does with a batch."""
+        self._model.encode(items)
+        for item in items:
+            self._residency.encoded(item)
+
     async def _send(self, endpoint: str, outgoing: Outgoing) -> None:
         """The ``Sender`` of calls whose ``reply_to`` is ``endpoint``."""
-        frames = await self._threads.at_once(_packed, outgoing)
-        await self._publisher.publish(endpoint, frames, self._settings.publish_timeout)
-        self._tally.published.inc(sum(memoryview(frame).nbytes for frame in frames))
-
-
-def _packed(outgoing: Outgoing) -> list[Buffer]:
-    """The frames of a message, as faults leave them."""
-    frames = pack(outgoing.header, outgoing.tensors)
-    for mangle in outgoing.manglers:
-        frames = mangle(frames)
-    return frames
+        timeout = self._settings.publish_timeout
+        parcel = await self.carriers.pack(endpoint, outgoing, timeout)
+        try:
+            await self._publisher.publish(endpoint, parcel.frames, timeout)
+        except BaseException:
+            parcel.withdraw()
+            raise
+        self._tally.published.inc(sum(tensor.nbytes for tensor in outgoing.tensors.values()))

@@ -1,24 +1,24 @@
-"""Everything before the tower: fetch, decode, preprocess, hash on the device."""
+"""Everything before the tower: fetch, decode, preprocess, hash on the device, as far as that was not done before."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
-from services.encoder.admission import Share
+from services.encoder.cache import EncoderCache, Spared
 from services.encoder.decode import decode_image
 from services.encoder.fair import FairGate
-from services.encoder.faults.base import Call, Stage
+from services.encoder.faults.base import Stage
 from services.encoder.faults.registry import Faults
 from services.encoder.fetch import Fetcher
+from services.encoder.job import Job
 from services.encoder.models.generic import VisionHalf
 from services.encoder.settings import EncoderSettings
 from services.encoder.tally import Tally
-from services.encoder.threads import FairThreads
 from shared.control import EncodeItem
 from shared.dataurl import is_data_url
 from shared.errors import InvalidMedia, InvalidRequest
 from shared.identity import ContentHasher, MediaItem
+from shared.residency import Residency
 
 
 def inline_bytes(entry: EncodeItem) -> int:
@@ -26,18 +26,19 @@ def inline_bytes(entry: EncodeItem) -> int:
     return len(entry.url) if entry.url is not None and is_data_url(entry.url) else 0
 
 
-@dataclass(eq=False, slots=True)
-class Job:
-    """One item of a call. ``raw`` are its bytes, from when they are there until it is preprocessed; ``share`` counts them."""
+def check_tokens(tokens: int, limit: int, param: str | None) -> None:
+    """An item may take ``limit`` tokens.
 
-    call: Call
-    entry: EncodeItem
-    share: Share
-    raw: bytes | None
+    Raises:
+        InvalidMedia: it takes more.
+    """
+    if tokens > limit:
+        raise InvalidMedia(f"The picture needs {tokens} tokens; at most {limit} are accepted.", param=param)
 
 
 class Preparer:
-    """Makes features of media. Calls take turns at fetching, which waits for networks, and at ``threads``, which compute."""
+    """Makes features of media, or finds what was made before. Calls take turns at fetching, which waits for networks, and at
+    threads, which compute."""
 
     def __init__(
         self,
@@ -45,7 +46,8 @@ class Preparer:
         model: VisionHalf,
         hasher: ContentHasher,
         fetcher: Fetcher,
-        threads: FairThreads,
+        cache: EncoderCache,
+        residency: Residency,
         faults: Faults,
         tally: Tally,
     ) -> None:
@@ -54,32 +56,37 @@ class Preparer:
         self._hasher = hasher
         self._fetcher = fetcher
         self._fetches = FairGate(settings.max_fetches)
-        self._threads = threads
+        self._cache = cache
+        self._residency = residency
         self._faults = faults
         self._tally = tally
 
-    async def prepare(self, job: Job) -> MediaItem:
-        """The item with its features and its hash; from here on its token count is known, where the processor can tell.
+    async def prepare(self, job: Job) -> None:
+        """Makes the job an item with its hash, and with features or already with embeddings; from here on its token count is
+        known, where the processor can tell or the tower has seen it before.
 
         Raises:
             InvalidMedia: the item cannot be had, or is not a good picture.
             InvalidRequest: the call names no bytes for it.
             EncoderOverloaded: there is no room for its bytes.
         """
+        entry = job.entry
         with self._tally.item():
             began = time.perf_counter()
-            if job.entry.modality != "image":
-                raise InvalidMedia(f"This encoder takes images, not {job.entry.modality}.", param=job.entry.param)
-            with self._tally.stage("fetch", job.entry.index):
-                await self._faults.at(Stage.FETCH, job.call, job.entry)
-                await self._fetch(job)
-            fetched = time.perf_counter()
-            with self._tally.stage("decode", job.entry.index) as span:
-                item = await self._decode(job)
-                span.set(**{f"{step}_seconds": seconds for step, seconds in item.timings.items()}, tokens=item.num_tokens)
-                await self._faults.at(Stage.HASHED, job.call, job.entry)
-            item.timings["fetch"] = fetched - began
-            return item
+            if entry.modality != "image":
+                raise InvalidMedia(f"This encoder takes images, not {entry.modality}.", param=entry.param)
+            with self._tally.stage("fetch", entry.index):
+                await self._faults.at(Stage.FETCH, job.call, entry)
+                spared = None if entry.content_hash is None else self._cache.find(job, entry.content_hash)
+                if spared is None:
+                    await self._fetch(job)
+                    job.timings["fetch"] = time.perf_counter() - began
+            with self._tally.stage("decode", entry.index) as span:
+                spared = spared or await self._decode(job)
+                job.let_go()
+                steps = {f"{step}_seconds": job.timings.get(step) for step in ("digest", "decode", "preprocess", "hash")}
+                span.set(**steps, cache=spared, tokens=job.item.num_tokens)
+                await self._faults.at(Stage.HASHED, job.call, entry)
 
     async def _fetch(self, job: Job) -> None:
         """Sees to it that the job has its bytes, within the limits."""
@@ -96,21 +103,22 @@ class Preparer:
             limit = self._settings.max_media_bytes
             raise InvalidMedia(f"The picture has {len(job.raw)} bytes; at most {limit} are accepted.", param=entry.param)
 
-    async def _decode(self, job: Job) -> MediaItem:
-        """From here on the call holds the item's features instead of its bytes."""
-        assert job.raw is not None
-        item = await self._threads.in_turn(job.call, self._preprocess, job.raw, job.entry.param)
-        job.share.release(len(job.raw))
-        job.raw = None
-        job.share.hold(sum(feature.nbytes for feature in item.features.values()))
-        return item
+    async def _decode(self, job: Job) -> Spared:
+        try:
+            return await self._cache.prepare(job, self._preprocess)
+        except InvalidMedia as error:
+            error.param = error.param or job.entry.param  # the same bytes may have been found bad for another item
+            raise
 
-    def _preprocess(self, data: bytes, param: str | None) -> MediaItem:
+    def _preprocess(self, data: bytes, entry: EncodeItem) -> MediaItem:
         began = time.perf_counter()
-        image = decode_image(data, self._settings.max_pixels, param)
+        image = decode_image(data, self._settings.max_pixels, entry.param)
         decoded = time.perf_counter()
-        item = self._model.preprocess(image, param)
+        item = self._model.preprocess(image, entry.param)
+        check_tokens(item.num_tokens, self._settings.max_item_tokens, entry.param)
         ready = time.perf_counter()
-        item.set_hash(self._hasher.hash(item.features))
-        item.timings.update(decode=decoded - began, preprocess=ready - decoded, hash=time.perf_counter() - ready)
+        item.timings.update(decode=decoded - began, preprocess=ready - decoded)
+        self._residency.prepared(item, self._hasher, self._model, entry.content_hash)
+        if entry.content_hash is None:
+            item.timings["hash"] = time.perf_counter() - ready
         return item

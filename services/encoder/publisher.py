@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import zmq
 import zmq.asyncio
 
-from shared import addresses
+from services.encoder.window import Window
 from shared.errors import EncoderFailed, InvalidRequest
+from shared.seam import LOOPBACK, Seam
 from shared.wire import Buffer
 
 S = TypeVar("S", bound="zmq.Socket[Any]")
@@ -19,102 +22,175 @@ S = TypeVar("S", bound="zmq.Socket[Any]")
 
 class Publisher:
     """Owns the sending sockets. The least recently used destination is closed when there are too many, unless a
-    message is being handed to it."""
+    message is being handed to it. Of what is on its way to each, at most ``max_queued_bytes`` are held in memory."""
 
-    def __init__(self, max_destinations: int = 256, high_water_mark: int = 64) -> None:
+    def __init__(
+        self,
+        max_destinations: int = 256,
+        high_water_mark: int = 64,
+        max_queued_bytes: int = 256 * 2**20,
+        seam: Seam = LOOPBACK,
+    ) -> None:
+        self.seam = seam
         self._context = zmq.asyncio.Context()
         self._beats_context = zmq.Context()  # with an I/O thread of its own
-        self._sockets: OrderedDict[str, zmq.asyncio.Socket] = OrderedDict()
-        self._sending: Counter[str] = Counter()
-        self._forgotten: set[str] = set()
+        self._destinations: OrderedDict[str, Destination] = OrderedDict()
         self._beats: dict[str, zmq.Socket[bytes]] = {}
         self._max = max_destinations
         self._high_water_mark = high_water_mark
+        self._max_queued_bytes = max_queued_bytes
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that are on their way, or wait for their connection."""
+        return sum(there.window.queued for there in self._destinations.values())
 
     async def publish(self, endpoint: str, frames: Sequence[Buffer], timeout: float) -> None:
-        """Hands one message to the connection with ``endpoint``, without copying its frames. A caller that is cancelled before
+        """Hands one message to the connection with ``endpoint``, without copying its tensors. A caller that is cancelled before
         takes its message with it.
 
         Raises:
-            InvalidRequest: ``endpoint`` is not an address that can be sent to.
-            EncoderFailed: no receiver took it within ``timeout`` seconds.
+            InvalidRequest: ``endpoint`` is not an address that may be sent to.
+            EncoderFailed: no receiver took it, nor anything of what is before it, for ``timeout`` seconds.
         """
-        self._sending[endpoint] += 1
+        there = self._destination(endpoint)
+        there.sending += 1
+        self._trim()
         try:
-            socket = self._socket(endpoint)
-            async with asyncio.timeout(timeout):
-                await socket.send_multipart(list(frames), copy=False)
+            await there.send(frames, timeout)
         except TimeoutError as error:
+            if not there.window.queued and self._destinations.get(endpoint) is there:
+                # It holds nothing that could be lost, and may be of no use any more: see ``beat``.
+                self._retire(endpoint)
             raise EncoderFailed(f"No receiver at {endpoint} took the embeddings within {timeout:g} s.") from error
         finally:
-            self._sending[endpoint] -= 1
-            if not self._sending[endpoint]:
-                del self._sending[endpoint]
-                if endpoint in self._forgotten:
-                    self._close(endpoint)
-                self._trim()
+            there.sending -= 1
+            there.close_if_retired()
+            self._trim()
 
     def beat(self, endpoint: str, frame: bytes) -> None:
         """Sends a heartbeat by a socket that large messages cannot hold up. One that cannot leave gives way to the next.
 
         Raises:
-            InvalidRequest: ``endpoint`` is not an address that can be sent to.
+            InvalidRequest: ``endpoint`` is not an address that may be sent to.
         """
-        socket = self._beats.get(endpoint)
-        if socket is None:
-            socket = self._beats_context.socket(zmq.PUSH)
-            # Of what waits for a connection only the newest is kept: an old sign of life is none.
-            socket.set(zmq.CONFLATE, 1)
-            self._beats[endpoint] = _connected(socket, endpoint)
-        socket.send(frame, zmq.NOBLOCK)
+        try:
+            self._beating(endpoint).send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            # A socket to which something answered that is not ZeroMQ, or has other keys, never connects again.
+            self.forget(endpoint)
+            self._beating(endpoint).send(frame, zmq.NOBLOCK)
 
     def forget(self, endpoint: str) -> None:
         """Nobody listens at ``endpoint`` any more: its sockets are closed, one that is sending when that ends."""
         if (beats := self._beats.pop(endpoint, None)) is not None:
             beats.close()
-        if self._sending[endpoint]:
-            self._forgotten.add(endpoint)
-        else:
-            self._close(endpoint)
+        if endpoint in self._destinations:
+            self._retire(endpoint)
 
     def close(self) -> None:
         """Closes all sockets; what they have not sent after a second is lost."""
         for context in (self._context, self._beats_context):
             context.destroy(linger=1000)
 
-    def _socket(self, endpoint: str) -> zmq.asyncio.Socket:
-        if endpoint in self._sockets:
-            self._sockets.move_to_end(endpoint)
-            return self._sockets[endpoint]
+    def _beating(self, endpoint: str) -> zmq.Socket[bytes]:
+        if endpoint not in self._beats:
+            socket = self._beats_context.socket(zmq.PUSH)
+            # Of what waits for a connection only the newest is kept: an old sign of life is none.
+            socket.set(zmq.CONFLATE, 1)
+            self._beats[endpoint] = _connected(socket, endpoint, self.seam)
+        return self._beats[endpoint]
+
+    def _destination(self, endpoint: str) -> Destination:
+        if endpoint in self._destinations:
+            self._destinations.move_to_end(endpoint)
+            return self._destinations[endpoint]
         socket = self._context.socket(zmq.PUSH)
         socket.set(zmq.SNDHWM, self._high_water_mark)
         socket.set(zmq.IMMEDIATE, 1)  # queue for connected receivers only, so that a dead one is noticed here
-        self._sockets[endpoint] = _connected(socket, endpoint)
-        self._trim()
-        return socket
+        there = Destination(_connected(socket, endpoint, self.seam), Window(self._max_queued_bytes))
+        self._destinations[endpoint] = there
+        return there
 
     def _trim(self) -> None:
         """Closes what is too many. A socket that is closed cancels who sends by it, so those stay until they are idle."""
-        while len(self._sockets) > self._max:
-            idle = next((endpoint for endpoint in self._sockets if not self._sending[endpoint]), None)
+        while len(self._destinations) > self._max:
+            idle = next((endpoint for endpoint, there in self._destinations.items() if not there.sending), None)
             if idle is None:
                 return
-            self._close(idle)
+            self._retire(idle)
 
-    def _close(self, endpoint: str) -> None:
-        self._forgotten.discard(endpoint)
-        if (socket := self._sockets.pop(endpoint, None)) is not None:
-            socket.close()
+    def _retire(self, endpoint: str) -> None:
+        """Whoever sends to ``endpoint`` from now on does so by a new socket."""
+        there = self._destinations.pop(endpoint)
+        there.retired = True
+        there.close_if_retired()
 
 
-def _connected(socket: S, endpoint: str) -> S:
+class Destination:
+    """The socket that leads to one receiver, and what is on its way by it. ``sending`` counts who is handing a message over."""
+
+    def __init__(self, socket: zmq.asyncio.Socket, window: Window) -> None:
+        self.socket = socket
+        self.window = window
+        self.sending = 0
+        self.retired = False
+
+    def close_if_retired(self) -> None:
+        """Closes the socket that nobody will use again, once nobody does."""
+        if self.retired and not self.sending:
+            self.socket.close()
+
+    async def send(self, frames: Sequence[Buffer], timeout: float) -> None:
+        """Returns when the message is the socket's.
+
+        Raises:
+            TimeoutError: the receiver took nothing for ``timeout`` seconds.
+        """
+        loop, window = asyncio.get_running_loop(), self.window
+        began, size = loop.time(), sum(memoryview(frame).nbytes for frame in frames)
+        await window.enter(size, began, timeout)
+        last = memoryview(frames[-1])
+        end = _at_end_of(last, loop, window.sent, size)
+        # Not copied however small, so that it ends when the message has left. Small ones before it may be.
+        parts = [*frames[:-1], zmq.Frame(last, copy=False)]
+        del last
+        try:
+            async with asyncio.timeout_at(window.patience(began, timeout)):
+                await self.socket.send_multipart(parts, copy=False)
+            window.sent()
+        except BaseException:
+            end.detach()
+            window.leave(size)
+            raise
+        finally:
+            parts.clear()
+
+
+def _at_end_of(
+    view: memoryview, loop: asyncio.AbstractEventLoop, sent: Callable[[int], None], size: int
+) -> weakref.finalize[..., Any]:
+    """Calls ``sent(size)`` in ``loop`` when ``view`` is no more: the socket holds the last frame until all of the message has
+    left memory, and lets go of it in another thread."""
+
+    def ended() -> None:
+        with suppress(RuntimeError):  # the loop is no more either
+            loop.call_soon_threadsafe(sent, size)
+
+    end = weakref.finalize(view, ended)
+    end.atexit = False
+    return end
+
+
+def _connected(socket: S, endpoint: str, seam: Seam) -> S:
     """``socket``, on its way to ``endpoint``. Once closed it may send for a second more.
 
     Raises:
         InvalidRequest: ``endpoint`` is not an address that can be sent to.
     """
     try:
-        check_endpoint(endpoint)
+        seam.check_reply_to(endpoint)
+        seam.secure_client(socket)
         socket.set(zmq.LINGER, 1000)
         socket.set(zmq.RECONNECT_IVL, 50)
         socket.set(zmq.RECONNECT_IVL_MAX, 1000)
@@ -127,15 +203,3 @@ def _connected(socket: S, endpoint: str) -> S:
         socket.close(linger=0)
         raise
     return socket
-
-
-def check_endpoint(endpoint: str) -> None:
-    """A destination is ``tcp://host:port`` with a host that names one machine.
-
-    Raises:
-        InvalidRequest: it is anything else.
-    """
-    try:
-        addresses.check_endpoint(endpoint)
-    except ValueError as error:
-        raise InvalidRequest(str(error), param="reply_to") from error

@@ -42,7 +42,28 @@ class EncoderSettings(ServiceSettings):
     fetch_timeout: float = Field(10.0, gt=0, description="Seconds for fetching one URL, redirects included.")
     fetch_redirects: int = Field(3, ge=0, description="Redirects followed for one URL.")
     allow_private_urls: bool = Field(False, description="Fetch URLs that lead to private and loopback addresses too.")
-    publish_timeout: float = Field(2.0, gt=0, description="Seconds for handing one message to a connected receiver.")
+    max_shared_bytes: int = Field(
+        2**29, gt=0, description="Bytes of memory lent to receivers at once, of the host (shm) or of the GPU (cuda_ipc)."
+    )
+    media_cache_bytes: int = Field(
+        16 * 2**20,
+        ge=0,
+        description="Bytes for knowing pictures again by how they came, so that they are not even decoded; 0 turns it off.",
+    )
+    embedding_cache_bytes: int = Field(
+        256 * 2**20,
+        ge=0,
+        description="Bytes of embeddings kept for pictures that come again, on the device with cuda_ipc; 0 turns it off, and "
+        "the other cache too: every item is computed for itself.",
+    )
+    max_queued_bytes: int = Field(
+        256 * 2**20,
+        gt=0,
+        description="Bytes of messages on their way to one language service; past it the next one waits, unless it is alone.",
+    )
+    publish_timeout: float = Field(
+        2.0, gt=0, description="Seconds that a message waits for a language service that takes nothing of what is before it."
+    )
     faults_enabled: bool = Field(False, description="Serve /v1/faults, by which this encoder is made to fail; for tests only.")
 
     @field_validator("announce_to")

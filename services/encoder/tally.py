@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from shared.errors import EpdError
+from shared.lru import ByteLRU
 from shared.telemetry import Metrics
 from shared.tracing import Span, Tracer
 
@@ -21,8 +23,23 @@ class Tally:
         self.cancelled = metrics.counter(
             "epd_encoder_cancelled_total", "Items that were dropped because their call had ended, by stage.", "stage"
         )
-        self.published = metrics.counter("epd_encoder_published_bytes_total", "Bytes handed to receivers.")
+        self.published = metrics.counter("epd_encoder_published_bytes_total", "Bytes of embeddings handed to receivers.")
         self.batches = metrics.histogram("epd_encoder_batch_items", "Items that the tower computed together.")
+        self.lookups = metrics.counter(
+            "epd_encoder_cache_lookups_total",
+            "Items by what a level of the cache spared them (media: decoding; embeddings: the tower): hit, miss, or joined "
+            "where another item was at it.",
+            "level",
+            "outcome",
+        )
+        self.evictions = metrics.counter("epd_encoder_cache_evictions_total", "Entries that had to go for others.", "level")
+        self._cache_bytes = metrics.gauge("epd_encoder_cache_bytes", "Bytes that a level of the cache keeps.", "level")
+        self._cache_entries = metrics.gauge("epd_encoder_cache_entries", "Pictures that a level of the cache keeps.", "level")
+
+    def watch(self, level: str, cache: ByteLRU[Any, Any]) -> None:
+        """Tells from now on how full a level of the cache is."""
+        self._cache_bytes.labels(level).set_function(lambda: cache.bytes)
+        self._cache_entries.labels(level).set_function(lambda: len(cache))
 
     @contextmanager
     def item(self, last: bool = False) -> Iterator[None]:

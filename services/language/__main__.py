@@ -6,13 +6,15 @@ from pydantic_settings import CliApp
 
 from services.language.app import create_app
 from services.language.settings import LanguageSettings
-from shared.lifecycle import prepare, run
+from shared.lifecycle import prepare, reading_settings, run
 
 
 def main() -> None:
-    settings = CliApp.run(LanguageSettings)
-    prepare(settings)
-    run(create_app(settings), settings, settings.port)
+    with reading_settings():
+        settings = CliApp.run(LanguageSettings)
+        prepare(settings)
+        app = create_app(settings)
+    run(app, settings, settings.port)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,11 @@ from services.language.api.routes import CHAT_PATH, install_routes
 from services.language.chat import ChatService
 from services.language.embeddings.assembly import Assembler
 from services.language.embeddings.attempt import Attempts
+from services.language.embeddings.cache import EmbeddingCache
 from services.language.embeddings.dispatch import Dispatcher, open_client, reply_address
+from services.language.embeddings.failover import Failover
 from services.language.embeddings.gather import Gatherer
+from services.language.embeddings.memory import OpenMemory
 from services.language.embeddings.pool import EncoderPool
 from services.language.embeddings.receiver import Receiver
 from services.language.engine.interface import Engine
@@ -29,8 +32,11 @@ from shared.checkpoint import fingerprint, pick_device, resolve
 from shared.control import ServiceInfo
 from shared.errors import EngineOverloaded
 from shared.http import ERROR_RESPONSES, install
+from shared.identity import ContentHasher
 from shared.lifecycle import Drain, settle, tidy
-from shared.security import control_token, load_secret
+from shared.residency import Residency
+from shared.seam import Seam, seam_of
+from shared.security import load_secret
 from shared.telemetry import Metrics, get_logger
 from shared.tracing import tracer_of
 from shared.wire import VERSION
@@ -39,7 +45,11 @@ _log = get_logger("language")
 
 
 def create_app(settings: LanguageSettings) -> FastAPI:
-    """The language service's ASGI application. Nothing is loaded until its lifespan starts."""
+    """The language service's ASGI application. Nothing is loaded until its lifespan starts.
+
+    Raises:
+        ValueError, OSError: it would be open to strangers, or the secret is none.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -51,35 +61,45 @@ def create_app(settings: LanguageSettings) -> FastAPI:
             owned.push_async_callback(engine.stop)
             starting = asyncio.create_task(engine.start())  # beside what else takes time
             facts = await asyncio.to_thread(LanguageFacts, folder, settings.device, settings.dtype)
-            client = await owned.enter_async_context(open_client())
-            receiver = await owned.enter_async_context(receiver_of(settings, Assembler(facts, identity), metrics))
+            client = await owned.enter_async_context(open_client(seam))
+            memory = OpenMemory(Residency.of(settings), service_id, settings.max_embedding_bytes)
+            owned.callback(memory.close)
+            parts = Assembler(facts, identity, settings.max_item_tokens), metrics, memory, seam
+            receiver = await owned.enter_async_context(receiver_of(settings, *parts))
 
             def reply_to(base_url: str) -> str:
                 return reply_address(base_url, settings.data_host, receiver.port, settings.advertise_host)
 
             dispatcher = Dispatcher(client, settings.liveness_timeout)
-            pool = EncoderPool(settings.encoder_urls(), identity, dispatcher, reply_to, settings, metrics)
+            urls = settings.encoder_urls()
+            pool = EncoderPool(urls, identity, dispatcher, reply_to, settings, metrics, memory, seam.curve)
             receiver.on_sign = pool.sign
             await owned.enter_async_context(pool)
             await starting
             measure_engine(engine, metrics)
             attempts = Attempts(dispatcher, receiver, settings.arrival_grace, tracer)
-            gatherer = Gatherer(pool, attempts, receiver, settings.encoder_retries, metrics, tracer)
-            app.state.chat = ChatService(settings, facts, gatherer, engine, drain, metrics, tracer)
+            failover = Failover(pool, attempts, settings.encoder_retries, metrics)
+            cache = EmbeddingCache(settings.embedding_cache_bytes, metrics)
+            gatherer = Gatherer(failover, cache, receiver, settings.waiting_places(), metrics, tracer)
+            hasher = ContentHasher(secret)
+            app.state.chat = ChatService(settings, facts, gatherer, engine, drain, hasher, metrics, tracer)
             drain.on_expiry(lambda: engine.abort("The service is stopping, and has no time left for this answer."))
             app.state.pool, app.state.engine = pool, engine
-            app.state.info = describe(settings, facts, engine, identity)
+            app.state.info = describe(settings, service_id, facts, engine, identity)
             settle()
             await owned.enter_async_context(tidy(drain))
             _log.info("language service ready", model=settings.model, data_port=receiver.port)
             yield
 
+    secret = load_secret(settings.secret_file)
+    seam = seam_of(settings, secret, "EPD_DATA_HOST", settings.data_host)
     metrics, tracer = Metrics(), tracer_of(settings.tracing, "epd-language")
+    service_id = f"language-{uuid.uuid4().hex[:8]}"
     drain = Drain(settings.drain_timeout, lambda: EngineOverloaded("The language service is stopping."))
     app = FastAPI(title="EPD language service", version=version("epd-pair"), lifespan=lifespan)
     install(app, metrics, settings.max_body_bytes, drain, tracer, (CHAT_PATH,))
     install_routes(app, settings.model_name(), settings.request_timeout, settings.body_timeout)
-    install_encoder_routes(app, registration_token(settings))
+    install_encoder_routes(app, seam)
 
     @app.get("/ready", summary="The engine takes requests", responses={503: ERROR_RESPONSES[503]})
     async def ready() -> dict[str, str | int]:
@@ -115,17 +135,12 @@ def engine_options(settings: LanguageSettings, folder: Path) -> EngineOptions:
     )
 
 
-def receiver_of(settings: LanguageSettings, assembler: Assembler, metrics: Metrics) -> Receiver:
+def receiver_of(
+    settings: LanguageSettings, assembler: Assembler, metrics: Metrics, memory: OpenMemory, seam: Seam
+) -> Receiver:
     """The data socket as the settings want it."""
     limits = settings.max_message_bytes, settings.max_embedding_bytes
-    return Receiver(assembler, settings.data_host, settings.data_port, *limits, metrics)
-
-
-def registration_token(settings: LanguageSettings) -> str | None:
-    """What encoders must know to register: nothing (empty) where registration is open; None where it is closed."""
-    if settings.secret_file is not None:
-        return control_token(load_secret(settings.secret_file))
-    return "" if settings.open_registration else None
+    return Receiver(assembler, settings.data_host, settings.data_port, *limits, metrics, memory, seam)
 
 
 def measure_engine(engine: Engine, metrics: Metrics) -> None:
@@ -143,12 +158,12 @@ def measure_engine(engine: Engine, metrics: Metrics) -> None:
         gauge.set_function(lambda name=name: getattr(engine.load(), name))
 
 
-def describe(settings: LanguageSettings, facts: LanguageFacts, engine: Engine, identity: str) -> ServiceInfo:
+def describe(settings: LanguageSettings, service_id: str, facts: LanguageFacts, engine: Engine, identity: str) -> ServiceInfo:
     """What ``GET /v1/info`` answers."""
     parameters = engine.parameters()
     return ServiceInfo(
         service="language",
-        service_id=f"language-{uuid.uuid4().hex[:8]}",
+        service_id=service_id,
         version=version("epd-pair"),
         wire_version=VERSION,
         model=settings.model,

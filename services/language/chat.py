@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-import xxhash
-
 from services.language.completion import Completion
 from services.language.deadline import Deadline
 from services.language.embeddings.gather import Gatherer
@@ -20,11 +18,11 @@ from services.language.engine.interface import Engine, EngineRequest, Prompt, Sa
 from services.language.models.facts import LanguageFacts
 from services.language.prompt.conversation import Conversation, MediaSource
 from services.language.prompt.expansion import check_placeholders, expand
+from services.language.prompt.sources import prepare_sources
 from services.language.prompt.template import ChatTemplate
 from services.language.settings import LanguageSettings
-from shared.dataurl import decode_data_url, is_data_url
 from shared.errors import EncoderOverloaded, EngineOverloaded, InvalidRequest
-from shared.identity import MediaItem
+from shared.identity import ContentHasher, MediaItem
 from shared.lifecycle import Drain
 from shared.pace import Pace
 from shared.telemetry import Metrics
@@ -42,7 +40,8 @@ class ChatRequest:
     """What the API asks of the pair, free of HTTP.
 
     ``max_tokens`` None means as many as the context has room for; it and the model's end tokens complete ``sampling``.
-    ``deadline`` is that of the whole answer; ``forwarded`` are headers that encoders get to see.
+    ``deadline`` is that of the whole answer; ``forwarded`` are headers that encoders get to see. ``mm_hashes`` are the hashes
+    that the caller supplied, one for each media item or none at all; they mean something for its ``tenant`` only.
     """
 
     request_id: str
@@ -54,6 +53,8 @@ class ChatRequest:
     forwarded: Mapping[str, str] = field(default_factory=dict)
     ignore_eos: bool = False
     answers: int = 1
+    mm_hashes: Sequence[str | None] = ()
+    tenant: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class ChatService:
         gatherer: Gatherer,
         engine: Engine,
         drain: Drain,
+        hasher: ContentHasher,
         metrics: Metrics,
         tracer: Tracer = NO_TRACES,
     ) -> None:
@@ -85,8 +87,9 @@ class ChatService:
         self._model = model
         self._gatherer = gatherer
         self._engine = engine
+        self._hasher = hasher
         self._template = ChatTemplate(model.tokenizer)
-        self._admitted, self._waiting = Pace(), Pace()
+        self._admitted, self._pictured = Pace(), Pace()
         # Few, since more would only take the interpreter from each other and from the event loop.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt")
         self._slots = asyncio.Semaphore(2 * _THREADS)
@@ -151,24 +154,24 @@ class ChatService:
 
     @contextmanager
     def _with_pictures(self, items: int) -> Iterator[None]:
-        """A place among the requests that wait for embeddings. They get no more than half of all places: however slow encoders
-        are, text finds room.
+        """A place among the requests with pictures. However slow encoders are, there is one for text too; and one for pictures
+        that wait for no encoder, since they are known.
 
         Raises (on entering):
-            EncoderUnavailable, EncoderOverloaded: no encoder could take so many items now, or too many wait already.
+            EncoderUnavailable, EncoderOverloaded: there is none, or it is sure that no embeddings can be had now.
         """
         if not items:
             yield
             return
         self._gatherer.check(items)
-        if self._waiting.open >= max(1, self._settings.max_queue // 2):
-            text = f"{self._waiting.open} requests wait for embeddings already."
-            raise EncoderOverloaded(text, retry_after=self._waiting.time_for(1))
-        self._waiting.begin()
+        if self._pictured.open >= self._settings.picture_places():
+            text = f"{self._pictured.open} requests with pictures are in work already."
+            raise EncoderOverloaded(text, retry_after=self._pictured.time_for(1))
+        self._pictured.begin()
         try:
             yield
         finally:
-            self._waiting.end()
+            self._pictured.end()
 
     async def _submit(self, request: ChatRequest, prompt: Prompt) -> list[Completion]:
         self._check_size(len(prompt.token_ids), request.max_tokens)
@@ -207,7 +210,8 @@ class ChatService:
         room = self._model.context_length - (1 if request.max_tokens is None else request.max_tokens)
         self._check_size(text_tokens, request.max_tokens)
         with self._stage("media"):
-            sources = prepare_sources(media, self._settings.max_media_bytes)
+            limit = self._settings.max_media_bytes
+            sources = prepare_sources(media, request.mm_hashes, request.tenant, self._hasher, limit)
         return _Read(token_ids, sources, room - text_tokens)
 
     async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -243,18 +247,3 @@ class ChatService:
                 f"the model's context has {limit}.",
                 param="messages" if max_tokens is None else "max_tokens",
             )
-
-
-def prepare_sources(media: Sequence[MediaSource], max_bytes: int) -> list[MediaSource]:
-    """Data URLs become raw bytes, so that they cross to the encoder as they are; other URLs stay. Each gets its key.
-
-    Raises:
-        InvalidMedia: a data URL is broken, empty or too large.
-    """
-    prepared = []
-    for source in media:
-        if source.url is not None and is_data_url(source.url):
-            source = replace(source, url=None, data=decode_data_url(source.url, max_bytes, source.param))
-        key = xxhash.xxh3_128_digest(source.data if source.data is not None else (source.url or "").encode())
-        prepared.append(replace(source, key=key))
-    return prepared

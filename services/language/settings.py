@@ -33,9 +33,6 @@ class LanguageSettings(ServiceSettings):
     breaker_failures: int = Field(
         5, gt=0, description="Failures in a row after which an encoder gets single requests as probes only."
     )
-    open_registration: bool = Field(
-        False, description="Let encoders register without the token that the same EPD_SECRET_FILE gives both services."
-    )
     arrival_grace: float = Field(
         1.0, gt=0, description="Seconds that an item may come after the encoder said that all were sent."
     )
@@ -46,6 +43,9 @@ class LanguageSettings(ServiceSettings):
     max_message_bytes: int = Field(2**30, gt=0, description="Bytes of one embedding message.")
     max_embedding_bytes: int = Field(
         2**31, gt=0, description="Bytes of embeddings held for waiting requests, and once more in the engine; past it 503."
+    )
+    embedding_cache_bytes: int = Field(
+        256 * 2**20, ge=0, description="Bytes of embeddings kept for pictures that come again; 0 keeps none, nor shares any."
     )
     kv_cache_memory: int = Field(0, ge=0, description="Bytes of the key/value pool; 0 is as much as is useful and there.")
     block_size: int = Field(16, gt=0, description="Tokens of one block of the pool.")
@@ -62,6 +62,15 @@ class LanguageSettings(ServiceSettings):
     def encoder_urls(self) -> tuple[str, ...]:
         """The configured encoders, in order, without repeats."""
         return base_urls(self.encoders)
+
+    def waiting_places(self) -> int:
+        """How many requests may wait for embeddings."""
+        return max(1, self.max_queue // 2)
+
+    def picture_places(self) -> int:
+        """How many requests with pictures may be in work before the engine has them: some more than may wait for embeddings, so
+        that what is known already finds room among them."""
+        return max(1, self.max_queue * 5 // 8)
 
     def model_name(self) -> str:
         """The model's name in the API."""

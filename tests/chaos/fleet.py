@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from tests.processes import Service, wait_for
+from tests.processes import UNCACHED, Service, wait_for
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,23 @@ class Fleet:
 
 @contextmanager
 def fleet(
-    folder: Path, encoders: int = 1, encoder: dict[str, Any] | None = None, language: dict[str, Any] | None = None
+    folder: Path,
+    encoders: int = 1,
+    encoder: dict[str, Any] | None = None,
+    language: dict[str, Any] | None = None,
+    cached: bool = False,
 ) -> Iterator[Fleet]:
-    """``encoders`` encoders and a language service with these settings, ready."""
+    """``encoders`` encoders and a language service with these settings, ready.
+
+    Without caches, unless ``cached``: what happens to a picture is not to depend on whether it came before.
+    """
     with ExitStack() as stack:
-        started = [Service("encoder", folder, threads=1, **(encoder or {})).start(wait=False) for _ in range(encoders)]
+        ours, theirs = ({"threads": 1, **({} if cached else UNCACHED), **(given or {})} for given in (encoder, language))
+        started = [Service("encoder", folder, **ours).start(wait=False) for _ in range(encoders)]
         for service in started:
             stack.enter_context(service)
         urls = ",".join(service.url for service in started)
-        speaker = Service("language", folder, threads=1, encoders=urls, **(language or {})).start(wait=False)
+        speaker = Service("language", folder, encoders=urls, **theirs).start(wait=False)
         stack.enter_context(speaker)
         speaker.wait_until_ready(encoders=encoders)
         yield Fleet(started, speaker)

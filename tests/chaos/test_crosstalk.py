@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.fleet import fleet, metrics
-from tests.load import Case, ask_all, check, codes
+from tests.load import Case, Outcome, ask_all, check, codes
 
 ASKED, CLIENTS = 5000, 64
 
@@ -29,21 +29,37 @@ MISCHIEF: list[dict[str, Any]] = [
 FAILURES = {"encoder_failed", "embedding_incomplete", "embedding_corrupt", "embedding_incompatible"}
 
 
-@pytest.mark.timeout(400)
-def test_no_answer_is_about_anothers_picture(tmp_path: Path, singles: list[Case], doubles: list[Case]) -> None:
-    rng = random.Random(7)
-    wanted = [rng.choice(singles if rng.random() < 0.5 else doubles) for _ in range(ASKED)]
-    options = {"arrival_grace": 0.2, "breaker_failures": 10**6, "encoder_retries": 2}
-    with fleet(tmp_path, encoders=3, encoder={"faults_enabled": True}, language=options) as services:
+# Room for about twenty items: what is known is found, forgotten and asked for again all the time.
+FEW = {"embedding_cache_bytes": 2**17}
+
+
+def stirred(folder: Path, wanted: list[Case], **caches: int) -> tuple[list[Outcome], dict[str, float]]:
+    """What came of ``wanted``, and the language service's metrics afterwards."""
+    options = {"arrival_grace": 0.2, "breaker_failures": 10**6, "encoder_retries": 2, **caches}
+    with fleet(folder, encoders=3, encoder={"faults_enabled": True, **caches}, language=options) as services:
         for number, encoder in enumerate(services.encoders):
             services.set_faults(*({**fault, "seed": number} for fault in MISCHIEF), encoders=[encoder])
         outcomes = asyncio.run(ask_all(services.language.url, wanted, CLIENTS))
-        check(outcomes, ASKED, FAILURES)
-        # Most are moved in time; and the mischief did happen.
-        assert codes(outcomes)["ok"] > 0.98 * ASKED
-        counted = metrics(services.language)
-        for reason in ("late", "repeated"):
-            assert counted[f'epd_late_messages_total{{reason="{reason}"}}'] > 20
-        for code in FAILURES:
-            assert counted[f'epd_failover_total{{code="{code}"}}'] > 10
-        assert counted["epd_waits"] == counted["epd_held_bytes"] == 0
+        return outcomes, metrics(services.language)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("cached", [False, True])
+def test_no_answer_is_about_anothers_picture(tmp_path: Path, singles: list[Case], doubles: list[Case], cached: bool) -> None:
+    rng = random.Random(7)
+    wanted = [rng.choice(singles if rng.random() < 0.5 else doubles) for _ in range(ASKED)]
+    outcomes, counted = stirred(tmp_path, wanted, **(FEW if cached else {}))
+    check(outcomes, ASKED, FAILURES)
+    # Most are moved in time; and the mischief did happen.
+    assert codes(outcomes)["ok"] > 0.98 * ASKED
+    assert counted["epd_waits"] == counted["epd_held_bytes"] == 0
+    if cached:
+        for outcome in ("hit", "joined", "miss"):
+            assert counted[f'epd_cache_lookups_total{{outcome="{outcome}"}}'] > 100
+        assert counted["epd_cache_evictions_total"] > 100
+        assert counted["epd_cache_bytes"] <= FEW["embedding_cache_bytes"]
+        return
+    for reason in ("late", "repeated"):
+        assert counted[f'epd_late_messages_total{{reason="{reason}"}}'] > 20
+    for code in FAILURES:
+        assert counted[f'epd_failover_total{{code="{code}"}}'] > 10

@@ -15,7 +15,7 @@ import pytest
 from examples.scenes import TALK, png, random_scene
 from tests.chats import encoded, user
 from tests.fake_encoder import FakeEncoder, after, honest
-from tests.processes import Service, free_port, wait_for
+from tests.processes import UNCACHED, Service, free_port, wait_for
 
 GONE = {"encoder_failed", "encoder_unavailable"}
 
@@ -24,8 +24,8 @@ GONE = {"encoder_failed", "encoder_unavailable"}
 def services(tmp_path: Path) -> Iterator[tuple[Service, Service]]:
     port = free_port()
     with (
-        Service("encoder", tmp_path, port).start(wait=False) as encoder,
-        Service("language", tmp_path, encoders=encoder.url).start(wait=False) as language,
+        Service("encoder", tmp_path, port, **UNCACHED).start(wait=False) as encoder,
+        Service("language", tmp_path, encoders=encoder.url, **UNCACHED).start(wait=False) as language,
     ):
         language.wait_until_ready(encoders=1)
         yield encoder, language

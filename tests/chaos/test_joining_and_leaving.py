@@ -19,7 +19,7 @@ import pytest
 from tests.chaos.fleet import Fleet, fleet
 from tests.chats import user
 from tests.load import Case, ask_all, check, codes
-from tests.processes import Service, free_port, wait_for
+from tests.processes import UNCACHED, Service, free_port, wait_for
 
 SEQUENCES = 20
 
@@ -39,7 +39,7 @@ def host(tmp_path: Path, secret: Path) -> Iterator[Fleet]:
 
 
 def encoder_for(services: Fleet, folder: Path, **settings: Any) -> Service:
-    return Service("encoder", folder, threads=1, announce_to=services.language.url, **settings)
+    return Service("encoder", folder, threads=1, announce_to=services.language.url, **UNCACHED, **settings)
 
 
 def test_an_encoder_registers_and_says_goodbye(host: Fleet, tmp_path: Path, secret: Path, singles: list[Case]) -> None:

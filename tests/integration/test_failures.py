@@ -17,7 +17,7 @@ from shared.errors import ERRORS, body_of
 from shared.wire import VERSION
 from tests.chats import encoded, user
 from tests.fake_encoder import Call, FakeEncoder, after, honest
-from tests.processes import Service, free_port, wait_for
+from tests.processes import UNCACHED, Service, free_port, wait_for
 
 TIMEOUT, GRACE = 2.0, 0.6
 
@@ -41,6 +41,7 @@ def language(encoder: FakeEncoder, tmp_path_factory: pytest.TempPathFactory) -> 
         "embedding_timeout": TIMEOUT,
         "arrival_grace": GRACE,
         "health_interval": 0.1,
+        **UNCACHED,  # every request is about the same picture
     }
     with Service("language", folder, encoders=encoder.url, **options).start() as service:
         service.wait_until_ready(encoders=1)
@@ -164,6 +165,8 @@ CASES: dict[str, tuple[Callable[[Call], Response], str, int]] = {
     "a grid that does not merge": (changed(grid_thw=(1, 16, 1)), "embedding_incompatible", 503),
     "another modality": (changed(modality="video"), "embedding_incompatible", 503),
     "two tensors of one name": (tampered(replace(b'"deepstack.1"', b'"deepstack.0"')), "embedding_corrupt", 503),
+    "a content hash that is a caller's": (changed(content_hash=f"tenant:{0:032x}"), "embedding_incompatible", 503),
+    "a content hash that is none": (changed(content_hash="picture"), "embedding_incompatible", 503),
     "a message that reports a failure": (
         changed(failure={"code": "encoder_failed", "message": "out of memory"}),
         "encoder_failed",

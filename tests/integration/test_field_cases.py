@@ -156,11 +156,24 @@ def test_11_200_requests_at_once_are_all_answered(pair: Pair) -> None:
     assert at_once(pair, bodies) == [200] * 200
 
 
-def test_12_many_requests_of_many_large_pictures_are_all_answered(pair: Pair) -> None:
+def large_pictures(number: int) -> list[bytes]:
+    """Different files of one large picture each: a JPEG may be followed by anything."""
     large = encoded(Image.effect_noise((1920, 1080), 60).convert("RGB"), "JPEG", quality=60)
-    bodies = [user(*[large] * (1 + number % 8), "Describe the first picture.", max_tokens=8) for number in range(64)]
-    statuses = at_once(pair, bodies)
-    # 288 pictures are more than the encoder takes at once: some are refused for load, none is lost.
+    return [large + index.to_bytes(2, "little") for index in range(number)]
+
+
+def test_12_many_requests_of_many_large_pictures_are_all_answered(pair: Pair) -> None:
+    pictures = large_pictures(8)
+    wanted = [[pictures[(number + at) % 8] for at in range(1 + number % 8)] for number in range(64)]
+    bodies = [user(*shown, "Describe the first picture.", max_tokens=8) for shown in wanted]
+    assert at_once(pair, bodies) == [200] * 64
+
+
+def test_12_also_where_no_picture_was_there_before(pair: Pair) -> None:
+    fresh = iter(large_pictures(288))
+    wanted = [[next(fresh) for _ in range(1 + number % 8)] for number in range(64)]
+    statuses = at_once(pair, [user(*shown, "Describe the first picture.", max_tokens=8) for shown in wanted])
+    # They are more than the encoder takes at once: some are refused for load, none is lost.
     assert set(statuses) <= {200, 503}
     assert statuses.count(200) > 32
 

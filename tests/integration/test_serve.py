@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -24,6 +25,7 @@ class Pair:
         self.encoder_port, self.language_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.language_port}"
         self.log = folder / "serve.log"
+        self._pictures = count()
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("EPD_", "MAKE"))}
         ports = {"EPD_ENCODER_PORT": str(self.encoder_port), "EPD_LANGUAGE_PORT": str(self.language_port)}
         with self.log.open("wb") as log:
@@ -45,7 +47,8 @@ class Pair:
         return found
 
     def ask(self) -> int:
-        body = user(png(random_scene(random.Random(1))), "Describe the picture.")
+        """The status of a request about a picture that was not there before."""
+        body = user(png(random_scene(random.Random(1)), seed=next(self._pictures)), "Describe the picture.")
         return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=30, trust_env=False).status_code
 
 

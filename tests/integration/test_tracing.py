@@ -22,7 +22,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from PIL import Image
 
 from tests.chats import encoded, user
-from tests.processes import Service, wait_for
+from tests.processes import UNCACHED, Service, wait_for
 
 PICTURE = encoded(Image.new("RGB", (64, 64), "red"))
 CHAT, ENCODE = "POST /v1/chat/completions", "POST /encode"
@@ -141,8 +141,8 @@ class Traced:
 def traced(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     folder = tmp_path_factory.mktemp("traced")
     with exporting_to(collector.url):
-        encoder = Service("encoder", folder, tracing=True, faults_enabled=True, log_format="json")
-        language = Service("language", folder, tracing=True, encoders=encoder.url, log_format="json")
+        encoder = Service("encoder", folder, tracing=True, faults_enabled=True, log_format="json", **UNCACHED)
+        language = Service("language", folder, tracing=True, encoders=encoder.url, log_format="json", **UNCACHED)
     with encoder.start(wait=False), language.start(wait=False):
         language.wait_until_ready(encoders=1)
         yield Traced(encoder, language)
@@ -189,7 +189,7 @@ def test_one_request_is_one_trace_across_both_services(
         "epd.items": 1,
         "epd.code": "ok",
     }
-    assert trace["embeddings"].attributes == {"epd.items": 1, "epd.attempts": 1}
+    assert trace["embeddings"].attributes == {"epd.items": 1, "epd.cached": 0, "epd.attempts": 1}
     assert trace["encode"].attributes == {
         "epd.encoder": traced.encoder.url,
         "epd.encoder_id": trace[ENCODE].attributes["epd.encoder_id"],
@@ -197,7 +197,8 @@ def test_one_request_is_one_trace_across_both_services(
         "epd.items": 1,
         "epd.code": "ok",
     }
-    assert trace["tower"].attributes.keys() == {"epd.item", "epd.tokens", "epd.queue_seconds", "epd.tower_seconds"}
+    tower = {"epd.item", "epd.tokens", "epd.cache", "epd.queue_seconds", "epd.tower_seconds"}
+    assert trace["tower"].attributes.keys() == tower
     engine = trace["engine"]
     assert [event.name for event in engine.record.events] == ["first token"]
     assert engine.attributes["epd.tokens"] == 4

@@ -16,10 +16,10 @@ from services.encoder.announcer import Announcer
 from services.encoder.settings import EncoderSettings
 from shared.control import Registration, ServiceInfo
 from shared.errors import InvalidRequest, body_of
-from shared.security import control_token
+from shared.seam import Seam, keys_of
 from tests.processes import free_port, wait_for
 
-TOKEN = control_token(b"a secret of the deployment")
+KEYS = keys_of(b"a secret of the deployment")
 INFO = ServiceInfo(
     service="encoder",
     service_id="encoder-1",
@@ -96,14 +96,14 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
 def announcer(urls: str, **settings: object) -> Announcer:
     fields = {"announce_to": urls, "announce_interval": 0.01, "port": 8001, "max_items": 9} | settings
-    return Announcer(EncoderSettings.model_validate(fields), INFO, TOKEN)
+    return Announcer(EncoderSettings.model_validate(fields), INFO, Seam(KEYS))
 
 
 async def test_it_says_what_it_is_with_the_token_again_and_again(language: Language) -> None:
     async with announcer(language.url):
         await language.until(3)
     expected = Registration(url="http://127.0.0.1:8001", info=INFO, max_items=9)
-    assert language.came[:3] == [("/v1/encoders", f"Bearer {TOKEN}", expected)] * 3
+    assert language.came[:3] == [("/v1/encoders", f"Bearer {KEYS.token}", expected)] * 3
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from fastapi import Request
 
-from services.language.api.routes import ask_of, parse
+from services.language.api.routes import ask_of, parse, tenant_of
 from services.language.api.schemas import ChatCompletionChunk, ChunkChoice, Delta
 from services.language.api.sse import event
 from services.language.deadline import Deadline
@@ -50,6 +51,41 @@ def test_both_names_of_the_token_limit_and_nulls() -> None:
     assert parsed(stop="END").stop == ["END"]
 
 
+PICTURES = [{"type": "image_url", "image_url": f"https://a/{number}.png"} for number in range(2)]
+SHOWN = {"messages": [{"role": "user", "content": PICTURES}]}
+
+
+def test_a_hash_for_each_picture() -> None:
+    ask = ask_of(parsed(**SHOWN, mm_hashes=["a", None]), "r", Deadline(1.0), {}, "bearer me")
+    assert (list(ask.mm_hashes), ask.tenant) == (["a", None], "bearer me")
+    assert "bearer me" not in repr(ask)
+    assert list(ask_of(parsed(**SHOWN), "r", Deadline(1.0), {}).mm_hashes) == []
+    assert list(ask_of(parsed(mm_hashes=[]), "r", Deadline(1.0), {}).mm_hashes) == []
+
+
+@pytest.mark.parametrize("hashes", [[], ["a"], ["a", None, "c"]])
+def test_other_than_one_hash_for_each_picture_is_refused_by_both_counts(hashes: list[str | None]) -> None:
+    with pytest.raises(InvalidRequest, match=f"{len(hashes)} entries.* 2 pictures") as caught:
+        ask_of(parsed(**SHOWN, mm_hashes=hashes), "r", Deadline(1.0), {})
+    assert caught.value.param == "mm_hashes"
+
+
+@pytest.mark.parametrize(
+    ("header", "tenant"),
+    [
+        (None, ""),
+        ("", ""),
+        ("Bearer key", "bearer key"),
+        ("bearer  key ", "bearer key"),
+        ("Bearer Key", "bearer Key"),
+        ("key", "key"),
+    ],
+)
+def test_a_tenant_is_whoever_has_its_credentials(header: str | None, tenant: str) -> None:
+    headers = [] if header is None else [(b"authorization", header.encode())]
+    assert tenant_of(Request({"type": "http", "headers": headers})) == tenant
+
+
 def test_unknown_fields_are_ignored() -> None:
     assert parsed(user="me", metadata={"a": "b"}, store=True, surprise=1).stream is False
 
@@ -75,6 +111,8 @@ def test_unknown_fields_are_ignored() -> None:
         ({"top_logprobs": 3}, None),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logit_bias": {"5": 200}}, "logit_bias.5"),
+        ({"mm_hashes": "abc"}, "mm_hashes"),
+        ({"mm_hashes": ["abc", 7]}, "mm_hashes.1"),
         ({"frequency_penalty": 5}, "frequency_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"tools": [{"type": "function"}]}, None),

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from shared.dataurl import decode_data_url, is_data_url
+from shared.dataurl import MAX_ESCAPES, decode_data_url, is_data_url
 from shared.errors import InvalidMedia
 
 DATA = bytes(range(256))
@@ -43,6 +43,9 @@ def test_good_ones_give_their_bytes(url: str) -> None:
         ("data:,", "empty"),
         (f"data:image/png;base64,{TEXT}", "accepted"),
         ("data:," + "a" * 200, "accepted"),
+        ("data:," + "%41" * (MAX_ESCAPES + 1), "escapes"),
+        ("data:;base64," + "%41" * (MAX_ESCAPES + 1), "accepted|escapes"),
+        ("data:," + "%" * (MAX_ESCAPES + 1), "escapes"),
     ],
 )
 def test_bad_ones_say_why(url: str, reason: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.encoder.publisher import check_endpoint
 from services.language.embeddings.dispatch import meaning_of, reply_address
 from shared.errors import ERRORS, InvalidRequest, body_of
+from shared.seam import Seam
 
 URL = "http://127.0.0.1:9"
 
@@ -61,9 +61,9 @@ def test_an_address_to_listen_on_is_never_handed_out() -> None:
 )
 def test_an_encoder_refuses_such_destinations(endpoint: str) -> None:
     with pytest.raises(InvalidRequest, match="reply_to"):
-        check_endpoint(endpoint)
+        Seam(anywhere=True).check_reply_to(endpoint)
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:5557", "tcp://language:5557", "tcp://[::1]:5557", "tcp://a-b.example:1"])
 def test_an_encoder_takes_real_destinations(endpoint: str) -> None:
-    check_endpoint(endpoint)
+    Seam(anywhere=True).check_reply_to(endpoint)

@@ -14,7 +14,7 @@ from services.encoder.heart import Heart
 from services.encoder.pipeline import Pipeline
 from services.encoder.publisher import Publisher
 from services.encoder.settings import EncoderSettings
-from shared.control import EncoderState, EncoderStatus
+from shared.control import EncoderState, EncoderStatus, Offer, Transport
 from shared.errors import ErrorBody
 from tests.unit.test_announcer import INFO
 
@@ -42,21 +42,27 @@ async def test_an_encoder_that_is_not_up_says_so(method: str, path: str, body: o
 
 
 class Idle:
-    """Stands for the pipeline."""
+    """Stands for the pipeline and its carriers."""
 
     items_in_work = 3
     batch_seconds = 0.0
+
+    def agree(self, endpoint: str, offer: Offer | None) -> Transport:
+        return "shm"
+
+    def forget(self, endpoint: str) -> None:
+        pass
 
 
 async def test_a_subscriber_learns_what_the_encoder_is_and_how_it_is() -> None:
     settings = EncoderSettings.model_validate({"max_items": 9})
     app, publisher, faults, idle = create_app(settings), Publisher(), Faults(), Idle()
-    heart = Heart(settings, "encoder-1", idle, publisher, faults)
+    heart = Heart(settings, "encoder-1", idle, publisher, faults, idle)
     app.state.parts = Parts(INFO, cast(Pipeline, idle), heart)
     for state in (EncoderState.READY, EncoderState.DRAINING):
         heart.announce(state)
         response = await ask(app, "POST", "/v1/subscribe", SUBSCRIPTION)
-        expected = EncoderStatus(info=INFO, state=state, items_in_work=3, max_items=9)
+        expected = EncoderStatus(info=INFO, state=state, items_in_work=3, max_items=9, transport="shm")
         assert EncoderStatus.model_validate_json(response.content) == expected
     for wrong in ({"reply_to": "tcp://0.0.0.0:1"}, {"interval": 0}, {"interval": 0.009}, {"lease": 601}, {"more": 1}):
         refused = await ask(app, "POST", "/v1/subscribe", SUBSCRIPTION | wrong)
@@ -68,7 +74,7 @@ async def test_a_subscriber_learns_what_the_encoder_is_and_how_it_is() -> None:
 async def test_a_tower_that_hangs_is_not_ready_though_nobody_subscribed() -> None:
     settings = EncoderSettings()
     app, publisher, idle = create_app(settings), Publisher(), Idle()
-    app.state.parts = Parts(INFO, cast(Pipeline, idle), Heart(settings, "encoder-1", idle, publisher, Faults()))
+    app.state.parts = Parts(INFO, cast(Pipeline, idle), Heart(settings, "encoder-1", idle, publisher, Faults(), idle))
     assert (await ask(app, "GET", "/ready")).status_code == 200
     idle.batch_seconds = settings.stall_timeout + 1
     assert (await ask(app, "GET", "/ready")).status_code == 503

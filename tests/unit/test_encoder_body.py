@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -86,7 +87,8 @@ async def house(**changes: object) -> AsyncIterator[House]:
     settings = EncoderSettings.model_validate({"max_bytes": ROOM, "max_items": 2} | changes)
     app, publisher = create_app(settings), Publisher()
     async with bench(**settings.model_dump()) as b:
-        app.state.parts = Parts(INFO, b.pipeline, Heart(settings, "encoder-1", b.pipeline, publisher, Faults()))
+        heart = Heart(settings, "encoder-1", b.pipeline, publisher, Faults(), b.pipeline.carriers)
+        app.state.parts = Parts(INFO, b.pipeline, heart)
         yield House(app, b)
         assert (b.metric("epd_encoder_bytes_in_work"), b.metric("epd_encoder_items_in_work")) == (0, 0)
     publisher.close()
@@ -199,3 +201,71 @@ async def test_a_body_becomes_its_calls_bytes_and_is_not_counted_twice(kind: str
         await h.bench.received()
         assert await peer.code() is None
         assert peer.status == 200
+
+
+def part(name: str | None = "p", value: bytes = PICTURE, filename: str | None = "p", headers: bytes = b"") -> bytes:
+    """One part of a multipart body whose boundary is b."""
+    place = "".join(f'; {key}="{text}"' for key, text in (("name", name), ("filename", filename)) if text is not None)
+    return f"--b\r\nContent-Disposition: form-data{place}\r\n".encode() + headers + b"\r\n" + value + b"\r\n"
+
+
+def described(h: House) -> bytes:
+    """The part that says what to do with the picture in part p."""
+    call = EncodeRequest(
+        request_id="r/1", num_items=1, items=(EncodeItem(index=0, part="p"),), reply_to=h.bench.reply_to, timeout=10
+    )
+    return part("request", call.model_dump_json().encode(), filename=None)
+
+
+MULTIPART = "multipart/form-data; boundary=b"
+END = b"--b--\r\n"
+HOSTILE: dict[str, tuple[str, bytes]] = {
+    "no boundary": ("multipart/form-data", b""),
+    "an empty boundary": ("multipart/form-data; boundary=", b""),
+    "a charset that takes for ever": (f"{MULTIPART}; charset=punycode", part("request", b"\xff-" + b"a" * 10**5, None)),
+    "nothing": (MULTIPART, b""),
+    "no end": (MULTIPART, part("request", b"{}", None)[:-20]),
+    "no parts": (MULTIPART, END),
+    "a part without a name": (MULTIPART, part(None) + END),
+    "a part without a head": (MULTIPART, b"--b\r\n\r\nx\r\n" + END),
+    "too many files": (MULTIPART, part() * 3 + END),
+    "too many fields": (MULTIPART, part(filename=None) * 3 + END),
+    "many headers of a part": (MULTIPART, part(headers=b"a: b\r\n" * 20) + END),
+    "a long header of a part": (MULTIPART, part(headers=b"a: " + b"b" * 5000 + b"\r\n") + END),
+    "a header of a part that never ends": (MULTIPART, b"--b\r\n" + b"a" * 5000),
+    "a long file name": (MULTIPART, part(filename="a" * 5000) + END),
+    "the request as a file": (MULTIPART, part("request", b"{}") + END),
+    "text that is no UTF-8": (MULTIPART, part("request", b"\xff\xfe", None) + END),
+    "deep JSON in a part": (MULTIPART, part("request", b"[" * 10**6, None) + END),
+    "deep JSON": ("application/json", b"[" * 10**6),
+    "deep objects": ("application/json", b'{"items":' * 10**5),
+    "many values": ("application/json", b'{"items":[' + b'{"a":0},' * 10**6),
+    "many fields": ("application/json", b"{" + b",".join(b'"%d":0' % at for at in range(10**5)) + b"}"),
+    "a large number": ("application/json", b'{"num_items":' + b"9" * 10**6 + b"}"),
+    "half a surrogate": ("application/json", b'{"request_id":"\\ud800"}'),
+    "no text": ("application/json", bytes(range(256)) * 100),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_bodies_are_refused_in_little_time(name: str) -> None:
+    kind, body = HOSTILE[name]
+    async with house(max_bytes=10**8) as h:
+        peer = h.peer(len(body), kind)
+        began = time.perf_counter()
+        peer.send(body, last=True)
+        assert await peer.code() == "invalid_request"
+        assert peer.status == 400
+        assert len(peer.body) < 2000
+        assert time.perf_counter() - began < 2
+        assert h.held == 0
+
+
+async def test_names_of_files_are_not_looked_at() -> None:
+    async with house(max_bytes=10**6) as h:
+        for filename in ("", "../../etc/passwd", "/dev/zero", "a" * 2000, "a\0b", "\u202e.png"):
+            body = described(h) + part(filename=filename) + END
+            peer = h.peer(len(body), MULTIPART)
+            peer.send(body, last=True)
+            assert await peer.code() is None
+            await h.bench.received()

@@ -172,13 +172,17 @@ async def test_a_cancelled_thread_keeps_its_place_until_it_is_done() -> None:
             begun.set()
             assert free.wait(5)
 
-        held = asyncio.create_task(threads.in_turn("a", hold))
+        async def in_turn(call: str, work: Callable[..., None], *arguments: str) -> None:
+            async with threads.turn(call) as turn:
+                await turn.run(work, *arguments)
+
+        held = asyncio.create_task(in_turn("a", hold))
         assert await asyncio.to_thread(begun.wait, 5)
         held.cancel()
         await asyncio.gather(held, return_exceptions=True)
         ran: list[str] = []
-        following = [asyncio.create_task(threads.in_turn(call, ran.append, call)) for call in ("b", "b", "b", "c")]
-        leaving = asyncio.create_task(threads.in_turn("d", ran.append, "d"))
+        following = [asyncio.create_task(in_turn(call, ran.append, call)) for call in ("b", "b", "b", "c")]
+        leaving = asyncio.create_task(in_turn("d", ran.append, "d"))
         await asyncio.sleep(0)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
-from services.encoder.fetch import Fetcher, is_forbidden
+from services.encoder.destination import is_forbidden
+from services.encoder.fetch import Fetcher
 from services.encoder.settings import EncoderSettings
 from shared.errors import EncoderOverloaded, InvalidMedia
 from tests.processes import free_port
@@ -123,6 +126,119 @@ async def test_size_and_time_are_bounded(site: str, path: str, reason: str) -> N
             await fetcher.fetch(f"{site}/{path}")
 
 
+@asynccontextmanager
+async def raw_site(answer: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[str]:
+    """A site that answers every request as ``answer`` writes, until that ends or the client is gone."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            await answer(writer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://localhost:{server.sockets[0].getsockname()[1]}/"
+
+
+def endless(head: bytes, piece: bytes) -> Callable[[asyncio.StreamWriter], Awaitable[None]]:
+    """Writes ``head``, and then ``piece`` for ever, as fast as it is taken."""
+
+    async def write(writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        while True:
+            writer.write(piece * (8192 // len(piece) + 1))
+            await writer.drain()
+
+    return write
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", b"x-header: value\r\n"),
+        (b"HTTP/1.1 200 OK\r\n", b"a:\r\n"),
+        (b"HTTP/1.1 200 OK\r\nx-header: ", b"x"),
+        (b"HTTP/1.1 ", b"x"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"", b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"),
+        (b"HTTP/1.1 302 Found\r\nlocation: /", b"x"),
+        (CHUNKED, b"1\r\nx\r\n"),
+        (CHUNKED, b"1;extension=" + b"x" * 100 + b"\r\nx\r\n"),
+        (CHUNKED + b"1;", b"x"),
+        (CHUNKED + b"0\r\n", b"trailer: value\r\n"),
+    ],
+)
+async def test_little_may_come_beside_the_picture(head: bytes, piece: bytes) -> None:
+    async with raw_site(endless(head, piece)) as url, Fetcher(settings(max_media_bytes=10**9, fetch_timeout=30)) as fetcher:
+        with pytest.raises(InvalidMedia, match=r"bytes around|cannot be reached"):
+            await fetcher.fetch(url)
+
+
+async def test_sane_chunks_are_welcome() -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b"HTTP/1.1 103 Early Hints\r\n\r\n" * 3 + CHUNKED + (b"400\r\n" + bytes(1024) + b"\r\n") * 1000 + b"0\r\n\r\n"
+        )
+
+    async with raw_site(answer) as url, Fetcher(settings(max_media_bytes=10**7)) as fetcher:
+        assert await fetcher.fetch(url) == bytes(1024 * 1000)
+
+
+async def test_a_declared_size_over_the_limit_is_refused_unread() -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5001\r\n\r\n")
+        await asyncio.Event().wait()  # not a byte of it ever comes
+
+    async with raw_site(answer) as url, Fetcher(settings(fetch_timeout=30)) as fetcher:
+        with pytest.raises(InvalidMedia, match=r"has 5001 bytes; at most 5000"):
+            await asyncio.wait_for(fetcher.fetch(url), 5)
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nx: ", b"HTTP/1.1 200 OK\r\ncontent-length: 4000\r\n\r\n", b""])
+async def test_dripping_does_not_make_more_time(head: bytes) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        while not writer.is_closing():
+            writer.write(b"H")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    async with raw_site(answer) as url, Fetcher(settings(fetch_timeout=0.5)) as fetcher:
+        began = time.perf_counter()
+        with pytest.raises(InvalidMedia, match="longer than"):
+            await fetcher.fetch(url)
+        assert time.perf_counter() - began < 2
+
+
+async def test_redirects_have_no_more_time_together() -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.3)
+        writer.write(b"HTTP/1.1 302 Found\r\nlocation: /\r\n\r\n")
+
+    async with raw_site(answer) as url, Fetcher(settings(fetch_timeout=0.5, fetch_redirects=100)) as fetcher:
+        with pytest.raises(InvalidMedia, match="longer than"):
+            await fetcher.fetch(url)
+
+
+async def test_ipv6_addresses_are_pinned_too() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        host = request.partition(b"host: ")[2].partition(b"\r\n")[0]
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + host)
+        writer.close()
+
+    try:
+        server = await asyncio.start_server(serve, "::1", 0)
+    except OSError:
+        pytest.skip("there is no IPv6 here")
+    async with server, Fetcher(settings()) as fetcher:
+        port = server.sockets[0].getsockname()[1]
+        assert await fetcher.fetch(f"http://[::1]:{port}/") == f"[::1]:{port}".encode()
+
+
 @pytest.mark.parametrize("path", ["slow", "endless"])
 async def test_a_callers_deadline_that_passes_first_is_not_the_urls_fault(site: str, path: str) -> None:
     async with Fetcher(settings(max_media_bytes=10**12)) as fetcher:
@@ -164,7 +280,7 @@ async def test_other_schemes_and_credentials_are_refused(url: str) -> None:
 async def test_private_addresses_are_refused_by_default(site: str) -> None:
     async with Fetcher(settings(allow_private_urls=False)) as fetcher:
         for url in (site, "http://127.1/", "http://2130706433/", "http://0x7f.0.0.1/", "http://[::1]/", "http://0.0.0.0/"):
-            with pytest.raises(InvalidMedia, match="not public"):
+            with pytest.raises(InvalidMedia, match="public address"):
                 await fetcher.fetch(url)
 
 

@@ -10,8 +10,11 @@ import pytest
 
 from services.language.deadline import Deadline
 from services.language.embeddings.attempt import Attempts
+from services.language.embeddings.cache import EmbeddingCache
 from services.language.embeddings.encoder import Share
-from services.language.embeddings.gather import Gatherer, Job
+from services.language.embeddings.failover import Failover
+from services.language.embeddings.gather import Gatherer
+from services.language.embeddings.job import Job
 from services.language.embeddings.receiver import Holding, Receiver
 from shared.errors import (
     EmbeddingCorrupt,
@@ -49,7 +52,9 @@ class Scripted:
 
 def deliver(job: Job, share: Share, number: int | None = None) -> None:
     for source in share.sources[:number]:
-        job.items[source.index] = MediaItem("image", source.index)
+        item = MediaItem("image", source.index)
+        item.set_hash(f"{source.index:032x}")
+        job.arrived(source.index, item)
 
 
 async def gather(
@@ -60,7 +65,8 @@ async def gather(
     fleet = Fleet(ids={url: url[7] for url in URLS})
     async with running(fleet, *URLS[:encoders], liveness_timeout=2.0) as pool:
         await until(lambda: pool.ready() == encoders)
-        gatherer = Gatherer(pool, cast(Attempts, attempts), cast(Receiver, None), retries, metrics)
+        failover = Failover(pool, cast(Attempts, attempts), retries, metrics)
+        gatherer = Gatherer(failover, EmbeddingCache(0, metrics), cast(Receiver, None), 100, metrics)
         try:
             found = await gatherer.gather("r", sources(items), 100, Deadline(seconds, own), {}, Holding())
             result: list[int] | EpdError = [item.num_tokens for item in found]

@@ -12,8 +12,9 @@ from services.encoder.faults.registry import Faults
 from services.encoder.heart import Heart
 from services.encoder.publisher import Publisher
 from services.encoder.settings import EncoderSettings
-from shared.control import EncoderState, Subscription
+from shared.control import EncoderState, Memory, Offer, Subscription, Transport
 from shared.errors import EncoderOverloaded, InvalidRequest
+from shared.seam import LOOPBACK
 from shared.wire import Heartbeat, read_header
 
 HERE, THERE = "tcp://127.0.0.1:1", "tcp://127.0.0.1:2"
@@ -28,6 +29,8 @@ class Body:
     silenced: bool = False
     beats: list[tuple[str, Heartbeat]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
+    agreed: list[tuple[str, Offer | None]] = field(default_factory=list)
+    parted: list[str] = field(default_factory=list)
     heard: asyncio.Event = field(default_factory=asyncio.Event)
 
     def heart(self, max_subscriptions: int = 64) -> Heart:
@@ -35,7 +38,7 @@ class Body:
 
         class Listening(Publisher):
             def __init__(self) -> None:
-                pass
+                self.seam = LOOPBACK
 
             def beat(self, endpoint: str, frame: bytes) -> None:
                 beat = read_header(frame)
@@ -52,8 +55,16 @@ class Body:
             def muted(self) -> bool:
                 return body.silenced
 
+        class Agreeing:
+            def agree(self, endpoint: str, offer: Offer | None) -> Transport:
+                body.agreed.append((endpoint, offer))
+                return "shm"
+
+            def forget(self, endpoint: str) -> None:
+                body.parted.append(endpoint)
+
         settings = EncoderSettings.model_validate({"stall_timeout": 20, "max_items": 7})
-        return Heart(settings, "encoder-1", self, Listening(), Muting(), max_subscriptions)
+        return Heart(settings, "encoder-1", self, Listening(), Muting(), Agreeing(), max_subscriptions)
 
     async def until(self, beats: int = 0, forgotten: int = 0) -> None:
         async with asyncio.timeout(5):
@@ -191,3 +202,15 @@ async def test_a_tower_that_hangs_shows_without_any_subscriber() -> None:
     heart.subscribe(subscription())
     assert heart.stalled
     assert body.beats == []
+
+
+async def test_each_subscription_is_told_by_what_transport_and_a_lease_that_ends_lets_go_of_it() -> None:
+    body = Body()
+    heart = body.heart()
+    memory = Memory(name="epd-language-1-probe", pid=1, fd=3, size=4096)
+    offer = Offer(probe=memory, nonce="ab" * 32)
+    asked = Subscription(reply_to=HERE, interval=0.01, lease=0.02)
+    assert heart.subscribe(asked.model_copy(update={"offer": offer})) == "shm"
+    assert body.agreed == [(HERE, offer)]
+    await body.until(forgotten=1)
+    assert body.parted == [HERE]

@@ -100,7 +100,7 @@ def of(pool: EncoderPool, url: str) -> EncoderView:
 
 
 def sources(number: int) -> list[MediaSource]:
-    return [MediaSource(index, "image", f"messages.{index}", key=bytes([index])) for index in range(number)]
+    return [MediaSource(index, "image", f"messages.{index}", digest=f"{index:032x}") for index in range(number)]
 
 
 def fail(pool: EncoderPool, error: EpdError) -> None:

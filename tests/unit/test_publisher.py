@@ -1,10 +1,14 @@
-"""Messages wait for their receiver as long as they may, and heartbeats for nobody."""
+"""Messages wait for their receiver as long as they may, within bounds, and heartbeats for nobody."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+import socket as sockets
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 import zmq
@@ -12,12 +16,15 @@ import zmq.asyncio
 
 from services.encoder.publisher import Publisher
 from shared.errors import EncoderFailed, InvalidRequest
+from shared.seam import LOOPBACK, Seam, keys_of
 from tests.processes import free_port
+
+SECRET = b"a secret of the deployment"
 
 
 @contextmanager
-def publishing(max_destinations: int = 256) -> Iterator[Publisher]:
-    publisher = Publisher(max_destinations)
+def publishing(**options: Any) -> Iterator[Publisher]:
+    publisher = Publisher(**options)
     try:
         yield publisher
     finally:
@@ -25,15 +32,22 @@ def publishing(max_destinations: int = 256) -> Iterator[Publisher]:
 
 
 @contextmanager
-def receiving(port: int | None = None) -> Iterator[tuple[str, zmq.asyncio.Socket]]:
+def receiving(port: int | None = None, high_water_mark: int = 1000) -> Iterator[tuple[str, zmq.asyncio.Socket]]:
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.PULL)
+    socket.set(zmq.RCVHWM, high_water_mark)
     endpoint = f"tcp://127.0.0.1:{port or free_port()}"
     socket.bind(endpoint)
     try:
         yield endpoint, socket
     finally:
         context.destroy(linger=0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 async def received(socket: zmq.asyncio.Socket) -> list[bytes]:
@@ -84,8 +98,7 @@ async def test_of_heartbeats_that_could_not_leave_only_the_newest_is_sent() -> N
 
 
 async def test_a_heartbeat_overtakes_messages_that_nobody_reads() -> None:
-    with receiving() as (endpoint, socket), publishing() as publisher:
-        socket.set(zmq.RCVHWM, 1)
+    with receiving(high_water_mark=1) as (endpoint, socket), publishing() as publisher:
         large = bytes(4_000_000)
         stuck = [asyncio.create_task(publisher.publish(endpoint, [large], 5)) for _ in range(100)]
         await asyncio.sleep(0)
@@ -143,7 +156,7 @@ async def test_a_socket_that_is_sending_is_not_closed_for_another_and_is_closed_
             with receiving(port) as (_, socket):
                 assert await received(socket) == [b"one"]
             await asyncio.wait_for(task, 5)
-        assert list(publisher._sockets) == [f"tcp://127.0.0.1:{ports[1]}"]
+        assert list(publisher._destinations) == [f"tcp://127.0.0.1:{ports[1]}"]
 
 
 async def test_what_is_forgotten_while_it_is_sending_is_closed_when_that_ends() -> None:
@@ -151,10 +164,138 @@ async def test_what_is_forgotten_while_it_is_sending_is_closed_when_that_ends() 
     with publishing() as publisher:
         sending = asyncio.create_task(publisher.publish(endpoint, [b"one"], 0.1))
         await asyncio.sleep(0)
-        socket = publisher._sockets[endpoint]
+        socket = publisher._destinations[endpoint].socket
         publisher.forget(endpoint)
-        assert endpoint in publisher._sockets
+        assert endpoint not in publisher._destinations
+        assert not socket.closed
         with pytest.raises(EncoderFailed, match="No receiver"):
             await sending
-        assert endpoint not in publisher._sockets
         assert socket.closed
+
+
+class Tensor(bytearray):
+    """Bytes whose end can be seen."""
+
+
+@pytest.mark.parametrize("sizes", [(100,), (100, 0), (100, 5000), (100, 4_000_000), (70_000, 100), (100, 70_000, 100)])
+async def test_what_is_on_its_way_is_counted_until_it_has_left(sizes: tuple[int, ...]) -> None:
+    with publishing() as publisher, receiving(high_water_mark=1) as (endpoint, socket):
+        frames = [Tensor(size) for size in sizes]
+        gone = [weakref.ref(frame) for frame in frames]
+        seen = 0
+        # As many as fit into the buffers of both ends and of the system, and some more, which stay.
+        for _ in range(40):
+            await publisher.publish(endpoint, frames, 5)
+            seen = max(seen, publisher.queued_bytes)
+        assert seen >= sum(sizes)
+        assert seen % sum(sizes) == 0
+        del frames
+        for _ in range(40):
+            assert [len(frame) for frame in await received(socket)] == list(sizes)
+        await until(lambda: publisher.queued_bytes == 0)
+        await until(lambda: all(frame() is None for frame in gone))
+
+
+async def test_past_the_limit_a_message_waits_until_the_reader_goes_on() -> None:
+    with publishing(max_queued_bytes=20_000_000) as publisher, receiving(high_water_mark=1) as (endpoint, socket):
+        sending = [asyncio.create_task(publisher.publish(endpoint, [bytes(2_000_000)], 5)) for _ in range(60)]
+        await until(lambda: sum(task.done() for task in sending) > 10)
+        for _ in range(60):
+            assert publisher.queued_bytes <= 20_000_000
+            await received(socket)
+        await asyncio.gather(*sending)
+        await until(lambda: publisher.queued_bytes == 0)
+
+
+async def test_a_reader_that_never_reads_is_a_failure_of_its_own_messages_only() -> None:
+    large = bytes(2_000_000)
+    limits = {"max_queued_bytes": 10_000_000}
+    with publishing(**limits) as publisher, receiving(high_water_mark=1) as (stuck, asleep), receiving() as (there, socket):
+        waiting = [asyncio.create_task(publisher.publish(stuck, [large], 0.5)) for _ in range(40)]
+        began = time.monotonic()
+        for _ in range(20):
+            await publisher.publish(there, [large], 5)
+            assert await received(socket) == [large]
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        failures = [result for result in results if result is not None]
+        assert len(failures) > 20
+        assert all(isinstance(failure, EncoderFailed) for failure in failures)
+        assert time.monotonic() - began < 4  # none waits for the failure of another
+        # What was on its way stays so, and arrives when the reader wakes up.
+        assert publisher.queued_bytes > 0
+        for _ in range(40 - len(failures)):
+            assert await received(asleep) == [large]
+        await publisher.publish(stuck, [large], 5)
+        assert await received(asleep) == [large]
+
+
+async def test_forgetting_lets_go_of_what_nobody_reads() -> None:
+    with publishing() as publisher, receiving(high_water_mark=1) as (endpoint, _socket):
+        frame = Tensor(4_000_000)
+        gone = weakref.ref(frame)
+        for _ in range(20):
+            await publisher.publish(endpoint, [frame], 5)
+        del frame
+        assert publisher.queued_bytes > 0
+        publisher.forget(endpoint)
+        assert publisher.queued_bytes == 0
+        await until(lambda: gone() is None)
+
+
+@contextmanager
+def something_else(port: int, says: bytes, connections: int) -> Iterator[None]:
+    """Listens on ``port``, and answers whoever connects with what no receiver would say."""
+    with sockets.create_server(("127.0.0.1", port)) as listening:
+        listening.settimeout(5)
+        answered: list[sockets.socket] = []
+        for _ in range(connections):
+            connection, _ = listening.accept()
+            connection.recv(64)
+            connection.sendall(says)
+            answered.append(connection)
+        yield
+        for connection in answered:
+            connection.close()
+
+
+NOT_A_RECEIVER = {
+    "HTTP": b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10,
+    "another ZeroMQ": b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(47) + b"\x04\x05junk!",
+}
+
+
+@pytest.mark.parametrize("says", NOT_A_RECEIVER)
+@pytest.mark.parametrize("beating", [True, False], ids=["with heartbeats", "messages only"])
+@pytest.mark.parametrize("seam", [LOOPBACK, Seam(keys_of(SECRET))], ids=["plain", "curve"])
+async def test_whatever_answered_there_before_the_receiver_is_found_when_it_is_back(
+    says: str, beating: bool, seam: Seam
+) -> None:
+    port = free_port()
+    endpoint = f"tcp://127.0.0.1:{port}"
+    with publishing(seam=seam) as publisher:
+        if beating:
+            publisher.beat(endpoint, b"beat")
+        first = asyncio.create_task(publisher.publish(endpoint, [b"first"], 1))
+        await asyncio.sleep(0)
+        other = something_else(port, NOT_A_RECEIVER[says], 1 + beating)
+        await asyncio.to_thread(other.__enter__)
+        await asyncio.gather(first, return_exceptions=True)
+        other.__exit__(None, None, None)
+        context = zmq.asyncio.Context()
+        socket = context.socket(zmq.PULL)
+        try:
+            seam.secure_server(socket)
+            socket.set(zmq.ZAP_ENFORCE_DOMAIN, 0)  # there is no gate here
+            socket.bind(endpoint)
+            wanted = {b"message", b"beat"} if beating else {b"message"}
+            came: set[bytes] = set()
+            async with asyncio.timeout(10):
+                while not wanted <= came:
+                    if beating:
+                        publisher.beat(endpoint, b"beat")
+                    with suppress(EncoderFailed):
+                        await publisher.publish(endpoint, [b"message"], 0.2)
+                    while await socket.poll(50):
+                        came.add(await socket.recv())
+        finally:
+            context.destroy(linger=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, SerializeAsAny
 from starlette.exceptions import HTTPException
 
@@ -28,27 +28,27 @@ class SetFaults(BaseModel):
     faults: list[SetFault]
 
 
-def install_fault_routes(app: FastAPI, faults: Faults) -> None:
-    """Gives ``app`` the route ``/v1/faults``, by which anyone who reaches it can make the encoder fail."""
-    _log.warning("FAULTS ARE ENABLED: anyone who reaches /v1/faults can make this encoder fail; never do this in production")
+def install_fault_routes(routes: APIRouter, faults: Faults) -> None:
+    """Adds ``/v1/faults`` to ``routes``, by which anyone who may call it can make the encoder fail."""
+    _log.warning("FAULTS ARE ENABLED: anyone who may call /v1/faults can make this encoder fail; never do this in production")
 
-    @app.get("/v1/faults", summary="The faults that are set")
+    @routes.get("/v1/faults", summary="The faults that are set")
     async def listed() -> SetFaults:
         return _told(dict(faults.faults))
 
-    @app.post("/v1/faults", summary="Set a fault, or a list of them", status_code=201)
+    @routes.post("/v1/faults", summary="Set a fault, or a list of them", status_code=201)
     async def add(request: Request) -> SetFaults:
         added = _told(faults.add(read_faults(await request.body())))
         _log.warning("faults set", faults=added.model_dump(mode="json")["faults"])
         return added
 
-    @app.delete("/v1/faults", summary="Clear all faults")
+    @routes.delete("/v1/faults", summary="Clear all faults")
     async def clear() -> SetFaults:
         cleared = _told(await faults.clear())
         _log.warning("faults cleared", faults={fault.id: fault.fired for fault in cleared.faults})
         return cleared
 
-    @app.delete("/v1/faults/{fault_id}", summary="Clear one fault")
+    @routes.delete("/v1/faults/{fault_id}", summary="Clear one fault")
     async def remove(fault_id: str) -> SetFaults:
         try:
             fault = await faults.remove(fault_id)

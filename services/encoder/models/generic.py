@@ -23,7 +23,12 @@ GRID = "image_grid_thw"
 
 
 class VisionHalf:
-    """Image processor and tower of one checkpoint. Methods block; the pipeline calls them in threads."""
+    """Image processor and tower of one checkpoint. Methods block; the pipeline calls them in threads.
+
+    ``precompute_hash_before_cpu_transfer`` is what ``shared.residency.Family`` says.
+    """
+
+    precompute_hash_before_cpu_transfer = False
 
     def __init__(self, folder: Path, device: str = "auto", dtype: str = "auto") -> None:
         self.device = pick_device(device)
@@ -60,7 +65,7 @@ class VisionHalf:
     def encode(self, items: Sequence[MediaItem]) -> None:
         """Runs the tower over all ``items`` at once and writes their ``embeds`` and ``deepstack``, on the device."""
         names = items[0].features.keys()
-        inputs = {name: torch.cat([item.features[name] for item in items]) for name in names}
+        inputs = {name: torch.cat([item.features[name] for item in items]).to(self.device) for name in names}
         inputs["pixel_values"] = inputs["pixel_values"].to(self.dtype)
         output = self._model.get_image_features(**inputs, return_dict=True)
         if len(output.pooler_output) != len(items):

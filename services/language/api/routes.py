@@ -16,7 +16,7 @@ from services.language.deadline import Deadline
 from services.language.engine.interface import Sampling
 from services.language.prompt.conversation import Conversation, MediaSource
 from shared.errors import InvalidRequest, from_validation
-from shared.http import ERROR_RESPONSES, component_schemas, in_time, request_id_of, schema_ref, span_of, unless_gone
+from shared.http import ERROR_RESPONSES, check_json, component_schemas, in_time, request_id_of, schema_ref, span_of, unless_gone
 
 CHAT_PATH = "/v1/chat/completions"
 
@@ -66,7 +66,7 @@ def install_routes(app: FastAPI, model_name: str, request_timeout: float, body_t
         with chat.admitted():
             body = parse(await in_time(request, request.body(), min(body_timeout, deadline.left())), model_name)
             answer = Answer(chat, model_name, body, request.scope)
-            call = ask_of(body, request_id_of(request), deadline, forwarded_of(request))
+            call = ask_of(body, request_id_of(request), deadline, forwarded_of(request), tenant_of(request))
             span_of(request).set(stream=body.stream, items=len(call.conversation.media))
             return await unless_gone(request, answer.stream(call) if body.stream else answer.whole(call))
 
@@ -78,8 +78,9 @@ def parse(raw: bytes, model_name: str) -> ChatCompletionRequest:
     """The request in a body.
 
     Raises:
-        InvalidRequest: not JSON, not the schema, or another model than the one that is served.
+        InvalidRequest: too many values, not JSON, not the schema, or another model than the one that is served.
     """
+    check_json(raw)
     try:
         body = ChatCompletionRequest.model_validate_json(raw)
     except ValidationError as error:
@@ -121,8 +122,20 @@ def forwarded_of(request: Request) -> dict[str, str]:
     return forwarded
 
 
-def ask_of(body: ChatCompletionRequest, request_id: str, deadline: Deadline, forwarded: dict[str, str]) -> ChatRequest:
-    """The request, free of HTTP: media in order, each with its place in the request."""
+def tenant_of(request: Request) -> str:
+    """Whose the hashes are that a request supplies: whoever has its credentials; nobody in particular without any."""
+    scheme, _, credentials = request.headers.get("authorization", "").strip().partition(" ")
+    return f"{scheme.lower()} {credentials.strip()}".strip()
+
+
+def ask_of(
+    body: ChatCompletionRequest, request_id: str, deadline: Deadline, forwarded: dict[str, str], tenant: str = ""
+) -> ChatRequest:
+    """The request, free of HTTP: media in order, each with its place in the request.
+
+    Raises:
+        InvalidRequest: there are hashes, but not one for each media item.
+    """
     messages: list[dict[str, Any]] = []
     media: list[MediaSource] = []
     for at, message in enumerate(body.messages):
@@ -141,6 +154,9 @@ def ask_of(body: ChatCompletionRequest, request_id: str, deadline: Deadline, for
         # Chat templates know the older name of the developer's role.
         role = "system" if message.role == "developer" else message.role
         messages.append({"role": role, "content": content})
+    if body.mm_hashes is not None and len(body.mm_hashes) != len(media):
+        text = f"mm_hashes has {len(body.mm_hashes)} entries, but the request has {len(media)} pictures."
+        raise InvalidRequest(text, param="mm_hashes")
     return ChatRequest(
         request_id=request_id,
         conversation=Conversation(messages, tuple(media)),
@@ -151,6 +167,8 @@ def ask_of(body: ChatCompletionRequest, request_id: str, deadline: Deadline, for
         forwarded=forwarded,
         ignore_eos=body.ignore_eos,
         answers=body.n,
+        mm_hashes=body.mm_hashes or (),
+        tenant=tenant,
     )
 
 

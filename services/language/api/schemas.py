@@ -126,6 +126,8 @@ class ChatCompletionRequest(_Request):
     stop_token_ids: list[int] = Field(default_factory=list, max_length=64)
     ignore_eos: bool = False
     return_token_ids: bool = False
+    # A hash for each picture, or null: equal ones of one caller stand for equal pictures.
+    mm_hashes: list[str | None] | None = Field(None, max_length=4096)
 
     @model_validator(mode="before")
     @classmethod

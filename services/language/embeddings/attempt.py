@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from services.language.embeddings.dispatch import Dispatcher, item_of
 from services.language.embeddings.encoder import Share
+from services.language.embeddings.job import Job
 from services.language.embeddings.receiver import Receiver, Wait
 from shared.control import EncodeRequest, EncodeResponse
 from shared.errors import EmbeddingIncomplete, EpdError
 from shared.tracing import NO_TRACES, Tracer
-
-if TYPE_CHECKING:
-    from services.language.embeddings.gather import Job
 
 _LEAST_TIME = 0.001
 
@@ -44,11 +42,11 @@ class Attempts:
             items=tuple(item_of(source) for source in share.sources),
             reply_to=share.encoder.reply_to,
             timeout=max(_LEAST_TIME, job.deadline.left()),
-            token_budget=job.token_budget,
+            token_budget=job.tokens_left,
         )
         with (
             self._tracer.span("encode", kind="client", encoder=share.encoder.url, attempt=number, items=len(indices)) as span,
-            self._receiver.expect(job.wire_id, number, indices, job.holding) as wait,
+            self._receiver.expect(job.wire_id, number, indices, job.holding, job.arrived) as wait,
             share.encoder.asked(wait),
         ):
             span.set(encoder_id=share.encoder.encoder_id)
@@ -63,7 +61,6 @@ class Attempts:
                 give_up = 0.0
                 raise
             finally:
-                job.items.update(wait.items)
                 self._let_end(answer, give_up)
             span.set(code="ok")
 

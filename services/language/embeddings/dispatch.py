@@ -24,12 +24,17 @@ from shared.errors import (
     from_body,
 )
 from shared.http import REQUEST_ID_HEADER
+from shared.seam import LOOPBACK, Seam
 
 _JSON = {"content-type": "application/json"}
 
 
 class ConnectionBroke(EncoderFailed):
     """There is no encoder at the other end, or no longer; unlike one that answers with a failure, which may be one item's."""
+
+
+class Refused(EncoderFailed):
+    """The encoder does not serve this service, and will not until one of both is started with other settings."""
 
 
 class Dispatcher:
@@ -44,14 +49,20 @@ class Dispatcher:
 
         Raises:
             ConnectionBroke: nothing is there.
+            Refused: it does not know this service, or cannot talk to it.
             EncoderFailed: what is there is slow to answer, or no encoder.
         """
         try:
             async with self._client.post(
                 f"{base_url}/v1/subscribe", data=subscription.model_dump_json(), headers=_JSON, timeout=self._subscribe_timeout
             ) as response:
+                content = await response.read()
+                if response.status == HTTPStatus.BAD_REQUEST:
+                    raise Refused(f"it refuses this service: {_told(content)}")
                 response.raise_for_status()
-                return EncoderStatus.model_validate_json(await response.read())
+                return EncoderStatus.model_validate_json(content)
+        except Refused:
+            raise
         except TimeoutError as error:
             raise EncoderFailed("it does not answer in time") from error
         except aiohttp.ClientResponseError as error:
@@ -89,11 +100,12 @@ class Dispatcher:
         raise meaning_of(status, content, told, base_url)
 
 
-def open_client() -> aiohttp.ClientSession:
+def open_client(seam: Seam = LOOPBACK) -> aiohttp.ClientSession:
     """A client for the encoders: as many connections as there are calls, each of which may take as long as its caller waits."""
     # Names are resolved again after a second: an encoder that comes back may have another address.
     connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=1, force_close=False)
-    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=None))
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=None)
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=seam.headers())
 
 
 def body_of(call: EncodeRequest, media: Sequence[MediaSource]) -> aiohttp.FormData:
@@ -114,8 +126,14 @@ def part_name(source: MediaSource) -> str:
 
 def item_of(source: MediaSource) -> EncodeItem:
     """What the encoder is told about a picture."""
-    part = None if source.data is None else part_name(source)
-    return EncodeItem(index=source.index, modality=source.modality, url=source.url, part=part, param=source.param)
+    return EncodeItem(
+        index=source.index,
+        modality=source.modality,
+        url=source.url,
+        part=None if source.data is None else part_name(source),
+        param=source.param,
+        content_hash=source.supplied,
+    )
 
 
 def meaning_of(status: int, body: bytes, retry_after: str | None, base_url: str) -> EpdError:
@@ -135,6 +153,12 @@ def meaning_of(status: int, body: bytes, retry_after: str | None, base_url: str)
         return InvalidMedia(f"The encoder refused the media with HTTP status {status}.")
     detail = f": {told.message}" if told else ""
     return EncoderFailed(f"The encoder at {base_url} answered with HTTP status {status}{detail}")
+
+
+def _told(body: bytes) -> str:
+    """What an error's body says."""
+    told = from_body(body)
+    return "it does not say why" if told is None else told.message
 
 
 def seconds_of(retry_after: str | None) -> float | None:

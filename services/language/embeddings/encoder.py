@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from services.language.embeddings.breaker import Breaker
 from services.language.embeddings.receiver import Wait
 from services.language.prompt.conversation import MediaSource
-from shared.control import ServiceInfo
+from shared.control import ServiceInfo, Transport
 from shared.errors import EpdError
 from shared.pace import Pace
 
@@ -34,8 +34,8 @@ class EncoderView(BaseModel):
     """One encoder as ``GET /v1/encoders`` shows it.
 
     ``in_flight`` counts the items that this service has asked it for; ``items_in_work`` and ``max_items`` are what it says of
-    itself; ``silence`` is the time in seconds since its last sign of life, null where there was none; ``failures`` counts
-    attempts by the code that they ended with.
+    itself; ``transport`` is how its embeddings cross; ``silence`` is the time in seconds since its last sign of life, null
+    where there was none; ``failures`` counts attempts by the code that they ended with.
     """
 
     model_config = ConfigDict(protected_namespaces=())
@@ -49,6 +49,7 @@ class EncoderView(BaseModel):
     in_flight: int
     items_in_work: int
     max_items: int
+    transport: str
     silence: float | None
     failures: dict[str, int]
     model: str | None
@@ -82,6 +83,7 @@ class Encoder:
     agreed: bool = False
     capacity: int = 1
     items_in_work: int = 0
+    transport: Transport = "cpu"
     silent_for: float = float("inf")
     last_sign: float | None = None
     announced: float = 0.0
@@ -132,6 +134,7 @@ class Encoder:
             in_flight=self.load,
             items_in_work=self.items_in_work,
             max_items=self.capacity,
+            transport=self.transport,
             silence=None if self.last_sign is None else round(time.monotonic() - self.last_sign, 3),
             failures=dict(self.failures),
             model=None if info is None else info.model,

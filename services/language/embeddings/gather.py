@@ -3,98 +3,57 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
 
 from services.language.deadline import Deadline
-from services.language.embeddings.attempt import Attempts
-from services.language.embeddings.encoder import Encoder, Share
-from services.language.embeddings.pool import EncoderPool
+from services.language.embeddings.cache import EmbeddingCache
+from services.language.embeddings.failover import Failover
+from services.language.embeddings.job import Job
 from services.language.embeddings.receiver import Holding, Receiver
 from services.language.prompt.conversation import MediaSource
-from shared.errors import (
-    EmbeddingCorrupt,
-    EmbeddingIncompatible,
-    EmbeddingIncomplete,
-    EmbeddingTimeout,
-    EncoderFailed,
-    EncoderLost,
-    EncoderOverloaded,
-    EncoderUnavailable,
-    EpdError,
-    Unavailable,
-)
+from shared.errors import EmbeddingTimeout, EncoderOverloaded, EpdError, InvalidMedia
+from shared.flight import Flight, FlightLost
 from shared.identity import MediaItem
-from shared.telemetry import Metrics, get_logger
+from shared.pace import Pace
+from shared.telemetry import Metrics
 from shared.together import together
 from shared.tracing import NO_TRACES, Tracer
 
-_log = get_logger("gather")
-
-# Nothing was done yet for a refused share, so moving it costs no retry: it ends when every healthy encoder has refused.
-_REFUSALS = (EncoderOverloaded, EncoderUnavailable)
-_MOVES = (
-    *_REFUSALS,
-    EncoderFailed,
-    EncoderLost,
-    EmbeddingIncomplete,
-    EmbeddingCorrupt,
-    EmbeddingIncompatible,
-)
-
-
-@dataclass
-class Job:
-    """One request's media on their way. ``items`` are those that arrived and verified, by index, from whichever attempt.
-
-    ``wire_id`` is what its messages are known by; ``forwarded`` are headers that encoders get to see.
-    """
-
-    wire_id: str
-    media: Sequence[MediaSource]
-    token_budget: int
-    deadline: Deadline
-    forwarded: Mapping[str, str]
-    holding: Holding
-    items: dict[int, MediaItem] = field(default_factory=dict)
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-
 
 class Gatherer:
-    """Spreads a request's items over encoders, moves what fails to others, and gives up at the deadline."""
+    """Takes a request's items from the cache, waits for those that another request is asking for, asks for the rest, and gives
+    up at the deadline. No more than ``max_waiting`` requests wait at a time."""
 
     def __init__(
         self,
-        pool: EncoderPool,
-        attempts: Attempts,
+        failover: Failover,
+        cache: EmbeddingCache,
         receiver: Receiver,
-        encoder_retries: int,
+        max_waiting: int,
         metrics: Metrics,
         tracer: Tracer = NO_TRACES,
     ) -> None:
         self._tracer = tracer
-        self._pool = pool
-        self._attempts = attempts
+        self._failover = failover
+        self._cache = cache
         self._receiver = receiver
-        self._retries = encoder_retries
+        self._max_waiting = max_waiting
+        self._waiting = Pace()
         self._seconds = metrics.histogram(
             "epd_embedding_wait_seconds", "Time from asking for embeddings to having them all, or to the failure.", "code"
         )
-        self._failovers = metrics.counter(
-            "epd_failover_total", "Items that were moved to another encoder, by the failure that moved them.", "code"
-        )
 
     def check(self, items: int) -> None:
-        """Refuses at once what cannot be had now.
+        """Refuses at once what cannot be had now; nothing while some pictures are known, since it may be they that are asked for.
 
         Raises:
             EncoderUnavailable, EncoderOverloaded: no encoder could take so many items.
         """
-        self._pool.check(items)
+        if not len(self._cache):
+            self._failover.check(items)
 
     def holding(self) -> AbstractContextManager[Holding]:
         """The account of one request's embeddings, which count as held until the block ends."""
@@ -109,7 +68,8 @@ class Gatherer:
         forwarded: Mapping[str, str],
         holding: Holding,
     ) -> list[MediaItem]:
-        """Verified items in the order of ``media``; none for none.
+        """Verified items in the order of ``media``; none for none. Their embeddings are not to be written to: others have the
+        same.
 
         Raises:
             InvalidMedia, InvalidRequest: the client's media is at fault, or needs more than ``token_budget`` tokens.
@@ -122,11 +82,16 @@ class Gatherer:
         wire_id = f"{request_id[:64]}/{uuid.uuid4().hex}"
         try:
             with self._tracer.span("embeddings", items=len(media)) as span:
-                job = Job(wire_id, media, token_budget, deadline, forwarded, holding)
+                job = Job(wire_id, media, token_budget, deadline, forwarded, holding, self._cache)
+                job.items.update(self._cache.find_all(media))
+                span.set(cached=len(job.items))
+                job.check_tokens()
                 try:
-                    await self._by_the_deadline(job)
+                    if job.missing:
+                        await self._by_the_deadline(job)
                 finally:
                     span.set(attempts=next(job.numbers))  # the number of the one that would come next
+                job.check_tokens()
             code = "ok"
             return [job.items[source.index] for source in media]
         except Exception as error:
@@ -137,47 +102,59 @@ class Gatherer:
 
     async def _by_the_deadline(self, job: Job) -> None:
         try:
-            async with asyncio.timeout(job.deadline.left()):
-                await self._run(job, self._pool.assign(job.media), frozenset(), self._retries)
+            with self._place():
+                async with asyncio.timeout(job.deadline.left()):
+                    await self._obtain(job, job.missing)
         except TimeoutError as error:
             raise EmbeddingTimeout(
-                f"{len(job.media) - len(job.items)} of {len(job.media)} embeddings did not arrive within "
+                f"{len(job.missing)} of {len(job.media)} embeddings did not arrive within "
                 f"{job.deadline.seconds:g} s; nothing was computed locally instead."
             ) from error
 
-    async def _run(self, job: Job, shares: Sequence[Share], avoiding: frozenset[Encoder], retries: int) -> None:
-        try:
-            await together([self._carry(job, share, avoiding, retries) for share in shares])
-        finally:
-            for share in shares:  # also those whose task never began
-                share.release()
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """A place among the requests that wait for embeddings.
 
-    async def _carry(self, job: Job, share: Share, avoiding: frozenset[Encoder], retries: int) -> None:
-        """Has one encoder do its share; what it fails to do is spread over others, while retries and deadline allow."""
+        Raises (on entering):
+            EncoderOverloaded: there is none.
+        """
+        if self._waiting.open >= self._max_waiting:
+            text = f"{self._waiting.open} requests wait for embeddings already."
+            raise EncoderOverloaded(text, retry_after=self._waiting.time_for(1))
+        self._waiting.begin()
         try:
-            await self._attempts.run(job, share)
-        except asyncio.CancelledError:
-            # A deadline that the caller wished for says nothing about the encoder; the service's own does.
-            if job.deadline.own and job.deadline.left() <= 0:
-                self._pool.report(share, EmbeddingTimeout("The deadline passed."))
+            yield
+        finally:
+            self._waiting.end()
+
+    async def _obtain(self, job: Job, sources: Sequence[MediaSource]) -> None:
+        """Waits for what somebody is asking for already, be it this request, and asks for the rest."""
+        asked: list[MediaSource] = []
+        followed: list[tuple[MediaSource, Flight[MediaItem]]] = []
+        try:
+            for source in sources:
+                if (flight := self._cache.follow(source)) is not None:
+                    followed.append((source, flight))
+                    continue
+                asked.append(source)
+                if (led := self._cache.lead(source)) is not None:
+                    job.flights[source.index] = led
+            await together([self._failover.ask(job, asked), *(self._follow(job, *each) for each in followed)])
+        except BaseException as error:
+            for source in asked:
+                job.given_up(source, error)
             raise
-        except EpdError as error:
-            late = isinstance(error, EmbeddingTimeout)
-            self._pool.report(share, error, blame=job.deadline.own or not late)
-            failure = error
-        else:
-            self._pool.report(share, None)
-            return
-        rest = share.rest(job.items)
-        refused = isinstance(failure, _REFUSALS)
-        if not isinstance(failure, _MOVES) or (retries == 0 and not refused):
-            raise failure
-        avoiding = avoiding | {share.encoder}
+
+    async def _follow(self, job: Job, source: MediaSource, flight: Flight[MediaItem]) -> None:
+        """Waits for an item that is asked for elsewhere; where it does not come, this request sees to it."""
         try:
-            shares = self._pool.assign(rest, avoiding)
-        except Unavailable:
-            # There is no other: the caller gets to know what happened, not that nobody is left.
-            raise failure from None
-        self._failovers.labels(failure.code).inc(len(rest))
-        _log.warning("items moved", items=len(rest), code=failure.code, reason=failure.message, encoder_id=failure.encoder_id)
-        await self._run(job, shares, avoiding, retries if refused else retries - 1)
+            item = await flight.result()
+        except InvalidMedia as error:
+            error.param = source.param
+            raise
+        except FlightLost as lost:
+            failed = lost.failed
+        else:
+            job.items[source.index] = item.again()
+            return
+        await (self._failover.ask(job, [source]) if failed else self._obtain(job, [source]))

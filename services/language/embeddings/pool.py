@@ -11,8 +11,9 @@ from typing import Protocol
 
 from services.language.embeddings.breaker import Breaker
 from services.language.embeddings.choice import choose
-from services.language.embeddings.dispatch import ConnectionBroke, Dispatcher
+from services.language.embeddings.dispatch import ConnectionBroke, Dispatcher, Refused
 from services.language.embeddings.encoder import Encoder, EncoderView, Share, State
+from services.language.embeddings.memory import OpenMemory
 from services.language.prompt.conversation import MediaSource
 from shared.addresses import check_base_url
 from shared.control import EncoderState, EncoderStatus, Registration, ServiceInfo, Subscription
@@ -68,8 +69,12 @@ class EncoderPool:
         reply_address: Callable[[str], str],
         options: PoolOptions,
         metrics: Metrics,
+        memory: OpenMemory | None = None,
+        curve: bool = False,
     ) -> None:
         self._fingerprint = fingerprint
+        self._memory = memory
+        self._curve = curve
         self._dispatcher = dispatcher
         self._reply_address = reply_address
         self._options = options
@@ -122,7 +127,7 @@ class EncoderPool:
         shares: dict[Encoder, Share] = {}
         for source in sources:
             free = [encoder for encoder in usable if encoder.load < encoder.capacity]
-            encoder = choose(None if avoiding else source.key, free)
+            encoder = choose(None if avoiding else source.routing_key, free)
             if encoder not in shares:
                 shares[encoder] = Share(encoder)
             shares[encoder].add(source)
@@ -239,6 +244,9 @@ class EncoderPool:
                     loop = asyncio.get_running_loop()
                     encoder.reply_to = await loop.run_in_executor(self._resolver, self._reply_address, encoder.url)
                 self._judge(encoder, await self._dispatcher.subscribe(encoder.url, self._subscription(encoder)))
+            except Refused as error:
+                encoder.agreed = False
+                self._set(encoder, State.REFUSED, error.message)
             except EpdError as error:
                 # One that is only slow to answer, but shows life, is not down.
                 if isinstance(error, ConnectionBroke) or encoder.silent_for > self._options.liveness_timeout:
@@ -259,7 +267,13 @@ class EncoderPool:
         options = self._options
         # Signs must go on while a few looks in a row are slow.
         lease = max(10.0, 5 * (options.health_interval + options.liveness_timeout))
-        return Subscription(reply_to=encoder.reply_to, interval=options.liveness_timeout / _SIGNS, lease=min(600.0, lease))
+        return Subscription(
+            reply_to=encoder.reply_to,
+            interval=options.liveness_timeout / _SIGNS,
+            lease=min(600.0, lease),
+            curve=self._curve,
+            offer=None if self._memory is None else self._memory.offer(encoder.encoder_id),
+        )
 
     def _judge(self, encoder: Encoder, status: EncoderStatus) -> None:
         if encoder.encoder_id != status.info.service_id:
@@ -269,9 +283,11 @@ class EncoderPool:
                 return
             # Another process: what was asked of the one before will never come, and what was held against it is void.
             encoder.abandon(EncoderFailed(f"The encoder at {encoder.url} was restarted."))
+            self._close_memory(encoder)
             encoder.breaker = self._breaker()
             encoder.silent_for = float("inf")
         encoder.info, encoder.capacity, encoder.items_in_work = status.info, status.max_items, status.items_in_work
+        encoder.transport = status.transport
         why_not = self._incompatible(status.info)
         encoder.agreed = why_not is None
         if why_not is not None:
@@ -336,6 +352,7 @@ class EncoderPool:
         """Ends the watch over a registered encoder."""
         del self._encoders[encoder.url]
         self._tasks.pop(encoder).cancel()
+        self._close_memory(encoder)
         self._states.remove(encoder.url)
         self._loads.remove(encoder.url)
         with contextlib.suppress(KeyError):
@@ -345,8 +362,14 @@ class EncoderPool:
                 self._attempts.remove(encoder.url, code)
         _log.info("encoder forgotten", url=encoder.url)
 
+    def _close_memory(self, encoder: Encoder) -> None:
+        """What is open of an encoder's memory is closed, since it may be gone; if it is not, it is opened again when needed."""
+        if self._memory is not None and encoder.encoder_id is not None:
+            self._memory.forget(encoder.encoder_id)
+
     def _down(self, encoder: Encoder, reason: str) -> None:
         encoder.agreed = False
+        self._close_memory(encoder)
         self._set(encoder, State.DOWN, reason)
 
     def _set(self, encoder: Encoder, state: State, reason: str) -> None:

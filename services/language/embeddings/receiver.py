@@ -6,17 +6,24 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
 
 import zmq
 import zmq.asyncio
 
 from services.language.embeddings.assembly import Assembler
-from shared.errors import EmbeddingCorrupt, EngineOverloaded, EpdError, InternalError
+from services.language.embeddings.gate import Gate
+from services.language.embeddings.memory import OpenMemory
+from shared.errors import EmbeddingCorrupt, EmbeddingIncompatible, EngineOverloaded, EpdError, InternalError
 from shared.identity import MediaItem
+from shared.seam import LOOPBACK, Seam
 from shared.telemetry import Metrics, get_logger
-from shared.wire import Buffer, ForeignVersion, Header, Heartbeat, read_header
+from shared.wire import Buffer, ForeignVersion, Header, Heartbeat, bytes_of, read_header
 
 _log = get_logger("receiver")
+
+Arrived: TypeAlias = Callable[[int, MediaItem], None]
+"""What is told of an item that is verified, by its index."""
 
 
 class Holding:
@@ -30,11 +37,13 @@ class Wait:
     """The items that one attempt of one request waits for. Ends when all are there, or with the first failure.
 
     ``missing`` are those of which no message came yet; ``received`` is set when there are none left, verified or not.
+    ``arrived`` is given each item as soon as it is verified; an ``EpdError`` that it raises fails the wait.
     """
 
-    def __init__(self, indices: Sequence[int], holding: Holding) -> None:
+    def __init__(self, indices: Sequence[int], holding: Holding, arrived: Arrived | None = None) -> None:
         self.holding = holding
-        self.items: dict[int, MediaItem] = {}
+        self._arrived = arrived
+        self._there: set[int] = set()
         self.missing = set(indices)
         self.received = asyncio.Event()
         self._indices = frozenset(indices)
@@ -55,9 +64,15 @@ class Wait:
         return True
 
     def put(self, index: int, item: MediaItem) -> None:
-        """An item is verified."""
-        self.items[index] = item
-        if len(self.items) == len(self._indices) and not self.done.done():
+        """An item is verified.
+
+        Raises:
+            EpdError: whoever waits cannot use it.
+        """
+        if self._arrived is not None:
+            self._arrived(index, item)
+        self._there.add(index)
+        if len(self._there) == len(self._indices) and not self.done.done():
             self.done.set_result(None)
 
     def fail(self, error: EpdError) -> None:
@@ -70,21 +85,35 @@ class Receiver:
     """Owns the PULL socket. Headers are read as they come, so that nothing that came counts as missing; tensors are verified in
     a thread, one message at a time. Only what somebody waits for is held, and no more than ``max_held_bytes`` of it.
 
-    ``on_sign`` is told of every encoder that something arrives from, and of its heartbeats.
+    ``on_sign`` is told of every encoder that something arrives from, and of its heartbeats. Without a ``memory``, tensors must
+    come as frames.
     """
 
     def __init__(
-        self, assembler: Assembler, host: str, port: int, max_message_bytes: int, max_held_bytes: int, metrics: Metrics
+        self,
+        assembler: Assembler,
+        host: str,
+        port: int,
+        max_message_bytes: int,
+        max_held_bytes: int,
+        metrics: Metrics,
+        memory: OpenMemory | None = None,
+        seam: Seam = LOOPBACK,
     ) -> None:
         self._assembler = assembler
+        self._memory = memory
         self._max_held_bytes = max_held_bytes
         self._held_bytes = 0
         self.on_sign: Callable[[str, Heartbeat | None], None] | None = None
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PULL)
         # Both are limits of one frame and of one peer; what several peers send at once is bounded by what was asked of them.
+        # Messages may be large, so of each peer two wait here and one arrives; more were measured to make nothing faster.
         self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
-        self._socket.set(zmq.RCVHWM, 8)
+        self._socket.set(zmq.RCVHWM, 2)
+        seam.secure_server(self._socket)
+        self._gate = Gate(seam, metrics)
+        self._open = contextlib.ExitStack()
         if ":" in host:
             self._socket.set(zmq.IPV6, 1)
         self._bind = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
@@ -111,6 +140,7 @@ class Receiver:
         return self._port
 
     async def __aenter__(self) -> Receiver:
+        self._open.enter_context(self._gate.watch(self._socket))
         if self._port:
             self._socket.bind(f"{self._bind}:{self._port}")
         else:
@@ -125,6 +155,7 @@ class Receiver:
         for task in self._verifying:
             task.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._open.close()
         self._context.destroy(linger=0)
 
     @contextlib.contextmanager
@@ -137,10 +168,17 @@ class Receiver:
             self._held_bytes -= holding.bytes
 
     @contextlib.contextmanager
-    def expect(self, request_id: str, attempt: int, indices: Sequence[int], holding: Holding) -> Iterator[Wait]:
-        """Waits for items inside the block; what comes after it is late and dropped."""
+    def expect(
+        self,
+        request_id: str,
+        attempt: int,
+        indices: Sequence[int],
+        holding: Holding,
+        arrived: Arrived | None = None,
+    ) -> Iterator[Wait]:
+        """Waits for items inside the block; what comes after it is late and dropped. ``arrived`` is given each one in time."""
         key = (request_id, attempt)
-        wait = self._waits[key] = Wait(indices, holding)
+        wait = self._waits[key] = Wait(indices, holding, arrived)
         try:
             yield wait
         finally:
@@ -180,11 +218,12 @@ class Receiver:
         if not wait.came(header.item):
             self._drop("repeated" if wait.expects(header.item) else "foreign", header)
             return None
-        size = sum(buffer.nbytes for buffer in buffers)
-        if self._held_bytes + size > self._max_held_bytes:
-            text = f"This service holds {self._held_bytes} bytes of embeddings already; {size} more are too many."
-            wait.fail(EngineOverloaded(text))
-            return "engine_overloaded"
+        try:
+            size = self._size(header, buffers)
+        except EpdError as error:
+            self._give_back(header)
+            wait.fail(error)
+            return error.code
         self._held_bytes += size
         wait.holding.bytes += size
         task = asyncio.create_task(self._verify(wait, header, buffers[1:]))
@@ -192,7 +231,28 @@ class Receiver:
         task.add_done_callback(self._verifying.discard)
         return None
 
+    def _size(self, header: Header, buffers: Sequence[Buffer]) -> int:
+        """The bytes that a message brings.
+
+        Raises:
+            EngineOverloaded: they are too many.
+            EmbeddingCorrupt, EmbeddingIncompatible: they cannot be told.
+        """
+        size: int = sum(buffer.nbytes for buffer in buffers)
+        if header.place is not None:
+            size += sum(bytes_of(spec) for spec in header.tensors)
+        if self._held_bytes + size > self._max_held_bytes:
+            text = f"This service holds {self._held_bytes} bytes of embeddings already; {size} more are too many."
+            raise EngineOverloaded(text)
+        return size
+
+    def _give_back(self, header: Header) -> None:
+        """Shared memory of a message that is not looked at."""
+        if header.place is not None and self._memory is not None:
+            self._memory.give_back(header.place)
+
     def _drop(self, reason: str, header: Header) -> None:
+        self._give_back(header)
         self._dropped.labels(reason).inc()
         _log.info(
             "message dropped",
@@ -222,7 +282,16 @@ class Receiver:
 
     def _assemble(self, wait: Wait, header: Header, frames: Sequence[Buffer]) -> MediaItem | None:
         """A verified item; None where meanwhile nobody waits for it, so that those who are gone do not keep others waiting."""
-        return None if wait.closed else self._assembler.assemble(header, frames)
+        if wait.closed:
+            self._give_back(header)
+            return None
+        if header.place is None:
+            return self._assembler.assemble(header, frames)
+        if frames:
+            raise EmbeddingCorrupt(f"{len(frames)} tensor frames came with a header that says they lie elsewhere.")
+        if self._memory is None:
+            raise EmbeddingIncompatible("The embeddings lie in shared memory, which this service does not take.")
+        return self._assembler.assemble(header, self._memory.open(header, header.place))
 
     def _fail(self, key: tuple[str, int], error: EpdError) -> str:
         wait = self._waits.get(key)

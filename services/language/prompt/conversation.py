@@ -13,8 +13,8 @@ from shared.identity import Modality
 class MediaSource:
     """One picture of a request: a ``url`` for the encoder to fetch, or ``data``, the bytes that came with the request.
 
-    ``param`` is its place in the request, for error messages. ``key`` tells pictures apart before they are encoded: equal ones
-    go to the same encoder.
+    ``param`` is its place in the request, for error messages. ``digest`` is that of the data; ``supplied`` is the content hash
+    that stands for what the caller supplied as one.
     """
 
     index: int
@@ -22,7 +22,18 @@ class MediaSource:
     param: str
     url: str | None = None
     data: bytes | None = None
-    key: bytes | None = None
+    digest: str | None = None
+    supplied: str | None = None
+
+    @property
+    def identity(self) -> str | None:
+        """What tells it from others before it is encoded. A URL has none: what is behind it may change."""
+        return self.supplied or self.digest
+
+    @property
+    def routing_key(self) -> bytes:
+        """What decides which encoder it goes to at first."""
+        return (self.identity or self.url or "").encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ async def client(faults: Faults) -> AsyncIterator[httpx.AsyncClient]:
     app = FastAPI()
     install(app, Metrics(), 2**20, Drain(1.0, lambda: EncoderUnavailable("ending")))
     with structlog.testing.capture_logs() as logs:
-        install_fault_routes(app, faults)
+        install_fault_routes(app.router, faults)
     assert [(line["log_level"], "FAULTS ARE ENABLED" in line["event"]) for line in logs] == [("warning", True)]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://encoder") as client:
         yield client

@@ -1,0 +1,27 @@
+"""Sections of a page that a benchmark writes: what is between ``<!-- name -->`` and ``<!-- end of name -->``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+_SECTION = re.compile(r"<!-- (?P<name>[\w ]+) -->\n.*?<!-- end of (?P=name) -->\n", re.DOTALL)
+
+
+def write_section(page: Path, name: str, lines: Iterable[str]) -> None:
+    """Puts ``lines`` in place of the section that the page has by this name; at its end if there is none."""
+    text = page.read_text() if page.exists() else ""
+    body = "\n".join(lines)
+    section = f"<!-- {name} -->\n{body}\n<!-- end of {name} -->\n"
+    before = next((found for found in _SECTION.finditer(text) if found["name"] == name), None)
+    if before is None:
+        page.write_text(f"{text.rstrip()}\n\n{section}" if text else section)
+    else:
+        page.write_text(text[: before.start()] + section + text[before.end() :])
+
+
+def sections_of(page: Path) -> str:
+    """All such sections of a page, for who writes the rest of it anew."""
+    text = page.read_text() if page.exists() else ""
+    return "".join(f"\n{found[0]}" for found in _SECTION.finditer(text))

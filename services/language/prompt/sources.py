@@ -1,0 +1,45 @@
+"""The media of a request, made ready to be asked for: raw bytes where they came along, and an identity where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from services.language.prompt.conversation import MediaSource
+from shared.dataurl import decode_data_url, is_data_url
+from shared.errors import InvalidRequest
+from shared.identity import ContentHasher
+
+_PURPOSE = "media"
+
+
+def prepare_sources(
+    media: Sequence[MediaSource], supplied: Sequence[str | None], tenant: str, hasher: ContentHasher, max_bytes: int
+) -> list[MediaSource]:
+    """Data URLs become raw bytes, so that they cross to the encoder as they are; other URLs stay. ``supplied`` are the hashes
+    that the ``tenant`` supplied, one for each item or none at all. Hashes, so not for the event loop.
+
+    Raises:
+        InvalidMedia: a data URL is broken, empty or too large.
+        InvalidRequest: a supplied hash is malformed.
+    """
+    prepared = []
+    for source, named in zip(media, _named(supplied or [None] * len(media), tenant, hasher), strict=True):
+        if source.url is not None and is_data_url(source.url):
+            source = replace(source, url=None, data=decode_data_url(source.url, max_bytes, source.param))
+        if named is not None:
+            source = replace(source, supplied=named)
+        elif source.data is not None:
+            source = replace(source, digest=hasher.hash_bytes(source.data, _PURPOSE))
+        prepared.append(source)
+    return prepared
+
+
+def _named(supplied: Sequence[str | None], tenant: str, hasher: ContentHasher) -> Iterator[str | None]:
+    """The content hashes that stand for what was supplied."""
+    for index, value in enumerate(supplied):
+        try:
+            yield None if value is None else hasher.supplied(value, tenant)
+        except InvalidRequest as error:
+            error.param = f"mm_hashes.{index}"
+            raise
