@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from huggingface_hub import snapshot_download
 
-_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
+_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 _SAMPLE_BYTES = 1024
 _VOLATILE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
 

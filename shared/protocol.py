@@ -58,7 +58,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._came += len(data)
         super().data_received(data)
-        if self._came - self._body > MAX_HEAD_BYTES + self._body // 4 and not self.transport.is_closing():
+        if self._came - self._body > MAX_HEAD_BYTES + self._body // 4 and not self._over:
             self._refuse(_too_large())
 
     def on_message_begin(self) -> None:

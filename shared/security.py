@@ -77,6 +77,9 @@ def keygen(path: Path, replace: bool = False) -> bool:
         ValueError: what is there is no secret.
         OSError: it cannot be written.
     """
+    if path.exists() and not replace:  # first, since its folder may be one that cannot be written to
+        load_secret(path)
+        return False
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # with mode 0600
     try:

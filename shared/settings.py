@@ -47,7 +47,9 @@ class ServiceSettings(BaseSettings):
     ipc_pool_handle_cache: bool = Field(True, description="With cuda_ipc: share one pool of GPU memory, opened once.")
     body_timeout: float = Field(30.0, gt=0, description="Seconds that the body of a request may take to arrive.")
     max_item_tokens: int = Field(
-        16_384, gt=0, description="Tokens that one picture may take; what the processors of Qwen-VL scale to has no more."
+        16_384,
+        gt=0,
+        description="Tokens that one picture may take; the default is the most that Qwen-VL's processors make of one.",
     )
     drain_timeout: float = Field(
         10.0, gt=0, description="Seconds from SIGTERM to the end: open requests are finished, new ones refused."

@@ -14,13 +14,23 @@ T = TypeVar("T")
 async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Results in order. The first failure cancels the others and is raised as itself, not as a group; where several fail at the
     same moment, a client's error goes first, since trying again would not help."""
+    group = asyncio.TaskGroup()
     tasks: list[asyncio.Task[T]] = []
     try:
-        async with asyncio.TaskGroup() as group:
+        async with group:
             tasks += [group.create_task(coroutine) for coroutine in coroutines]
         return [task.result() for task in tasks]
+    except asyncio.CancelledError as cancelled:
+        failure: BaseException = cancelled.with_traceback(None)
     except BaseExceptionGroup as failures:
-        raise min(failures.exceptions, key=lambda error: not isinstance(error, ClientError)) from None
+        failures.__traceback__ = None
+        failure = min(failures.exceptions, key=lambda error: not isinstance(error, ClientError))
     finally:
-        # The errors hold this frame by their tracebacks; what it holds would be a ring.
+        # An error holds the frames that it passed, and by those of the group and of this function the tasks, which hold the
+        # error: a ring that stays, with all of the request in it, until the garbage collector comes. So nothing of that is kept.
         tasks.clear()
+        del group
+    try:
+        raise failure
+    finally:
+        del failure

@@ -34,7 +34,7 @@ class Publisher:
         self.seam = seam
         self._context = zmq.asyncio.Context()
         self._beats_context = zmq.Context()  # with an I/O thread of its own
-        self._destinations: OrderedDict[str, Destination] = OrderedDict()
+        self._outboxes: OrderedDict[str, Outbox] = OrderedDict()
         self._beats: dict[str, zmq.Socket[bytes]] = {}
         self._max = max_destinations
         self._high_water_mark = high_water_mark
@@ -43,7 +43,7 @@ class Publisher:
     @property
     def queued_bytes(self) -> int:
         """Bytes that are on their way, or wait for their connection."""
-        return sum(there.window.queued for there in self._destinations.values())
+        return sum(there.window.queued for there in self._outboxes.values())
 
     async def publish(self, endpoint: str, frames: Sequence[Buffer], timeout: float) -> None:
         """Hands one message to the connection with ``endpoint``, without copying its tensors. A caller that is cancelled before
@@ -53,13 +53,13 @@ class Publisher:
             InvalidRequest: ``endpoint`` is not an address that may be sent to.
             EncoderFailed: no receiver took it, nor anything of what is before it, for ``timeout`` seconds.
         """
-        there = self._destination(endpoint)
+        there = self._outbox(endpoint)
         there.sending += 1
         self._trim()
         try:
             await there.send(frames, timeout)
         except TimeoutError as error:
-            if not there.window.queued and self._destinations.get(endpoint) is there:
+            if not there.window.queued and self._outboxes.get(endpoint) is there:
                 # It holds nothing that could be lost, and may be of no use any more: see ``beat``.
                 self._retire(endpoint)
             raise EncoderFailed(f"No receiver at {endpoint} took the embeddings within {timeout:g} s.") from error
@@ -85,7 +85,7 @@ class Publisher:
         """Nobody listens at ``endpoint`` any more: its sockets are closed, one that is sending when that ends."""
         if (beats := self._beats.pop(endpoint, None)) is not None:
             beats.close()
-        if endpoint in self._destinations:
+        if endpoint in self._outboxes:
             self._retire(endpoint)
 
     def close(self) -> None:
@@ -101,33 +101,33 @@ class Publisher:
             self._beats[endpoint] = _connected(socket, endpoint, self.seam)
         return self._beats[endpoint]
 
-    def _destination(self, endpoint: str) -> Destination:
-        if endpoint in self._destinations:
-            self._destinations.move_to_end(endpoint)
-            return self._destinations[endpoint]
+    def _outbox(self, endpoint: str) -> Outbox:
+        if endpoint in self._outboxes:
+            self._outboxes.move_to_end(endpoint)
+            return self._outboxes[endpoint]
         socket = self._context.socket(zmq.PUSH)
         socket.set(zmq.SNDHWM, self._high_water_mark)
         socket.set(zmq.IMMEDIATE, 1)  # queue for connected receivers only, so that a dead one is noticed here
-        there = Destination(_connected(socket, endpoint, self.seam), Window(self._max_queued_bytes))
-        self._destinations[endpoint] = there
+        there = Outbox(_connected(socket, endpoint, self.seam), Window(self._max_queued_bytes))
+        self._outboxes[endpoint] = there
         return there
 
     def _trim(self) -> None:
         """Closes what is too many. A socket that is closed cancels who sends by it, so those stay until they are idle."""
-        while len(self._destinations) > self._max:
-            idle = next((endpoint for endpoint, there in self._destinations.items() if not there.sending), None)
+        while len(self._outboxes) > self._max:
+            idle = next((endpoint for endpoint, there in self._outboxes.items() if not there.sending), None)
             if idle is None:
                 return
             self._retire(idle)
 
     def _retire(self, endpoint: str) -> None:
         """Whoever sends to ``endpoint`` from now on does so by a new socket."""
-        there = self._destinations.pop(endpoint)
+        there = self._outboxes.pop(endpoint)
         there.retired = True
         there.close_if_retired()
 
 
-class Destination:
+class Outbox:
     """The socket that leads to one receiver, and what is on its way by it. ``sending`` counts who is handing a message over."""
 
     def __init__(self, socket: zmq.asyncio.Socket, window: Window) -> None:

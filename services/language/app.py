@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
 from fastapi import FastAPI
 
 from services.language.api.encoders import install_encoder_routes
@@ -39,7 +40,7 @@ from shared.seam import Seam, seam_of
 from shared.security import load_secret
 from shared.telemetry import Metrics, get_logger
 from shared.tracing import tracer_of
-from shared.wire import VERSION
+from shared.wire import MAX_HEADER_BYTES, VERSION
 
 _log = get_logger("language")
 
@@ -64,8 +65,8 @@ def create_app(settings: LanguageSettings) -> FastAPI:
             client = await owned.enter_async_context(open_client(seam))
             memory = OpenMemory(Residency.of(settings), service_id, settings.max_embedding_bytes)
             owned.callback(memory.close)
-            parts = Assembler(facts, identity, settings.max_item_tokens), metrics, memory, seam
-            receiver = await owned.enter_async_context(receiver_of(settings, *parts))
+            receiver = receiver_of(settings, facts, identity, metrics, memory, seam)
+            await owned.enter_async_context(receiver)
 
             def reply_to(base_url: str) -> str:
                 return reply_address(base_url, settings.data_host, receiver.port, settings.advertise_host)
@@ -136,11 +137,22 @@ def engine_options(settings: LanguageSettings, folder: Path) -> EngineOptions:
 
 
 def receiver_of(
-    settings: LanguageSettings, assembler: Assembler, metrics: Metrics, memory: OpenMemory, seam: Seam
+    settings: LanguageSettings, facts: LanguageFacts, identity: str, metrics: Metrics, memory: OpenMemory, seam: Seam
 ) -> Receiver:
     """The data socket as the settings want it."""
-    limits = settings.max_message_bytes, settings.max_embedding_bytes
+    assembler = Assembler(facts, identity, settings.max_item_tokens)
+    limits = max_frame_bytes(settings, facts.tensor_shapes(settings.max_item_tokens)), settings.max_embedding_bytes
     return Receiver(assembler, settings.data_host, settings.data_port, *limits, metrics, memory, seam)
+
+
+def max_frame_bytes(settings: LanguageSettings, shapes: Mapping[str, tuple[int, int]]) -> int:
+    """The most bytes that a frame of the data socket may have, where the largest item has tensors of these ``shapes``.
+
+    ZeroMQ holds as much for whoever connects, also before it is known who that is. It is twice what is needed, so that an item
+    which is a little too large is told so, instead of breaking the connection.
+    """
+    largest = max(rows * width for rows, width in shapes.values()) * torch.float32.itemsize
+    return min(settings.max_message_bytes, 2 * max(largest, MAX_HEADER_BYTES))
 
 
 def measure_engine(engine: Engine, metrics: Metrics) -> None:

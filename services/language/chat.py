@@ -142,6 +142,9 @@ class ChatService:
         if len(media) > self._settings.max_items_per_request:
             limit = self._settings.max_items_per_request
             raise InvalidRequest(f"The request has {len(media)} pictures; at most {limit} are accepted.", param="messages")
+        if (unknown := max(request.sampling.logit_bias, default=0)) >= self._model.vocab_size:
+            text = f"logit_bias names token {unknown}; the vocabulary has {self._model.vocab_size}."
+            raise InvalidRequest(text, param="logit_bias")
         with self._with_pictures(len(media)), self._gatherer.holding() as holding:
             read = await self._in_thread(self._read, request)
             deadline = request.deadline.lowered(self._settings.embedding_timeout, own=True)

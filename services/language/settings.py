@@ -40,7 +40,9 @@ class LanguageSettings(ServiceSettings):
     max_items_per_request: int = Field(32, gt=0, description="Pictures in one request.")
     max_media_bytes: int = Field(32 * 2**20, gt=0, description="Bytes of one picture in a data URL.")
     max_body_bytes: int = Field(64 * 2**20, gt=0, description="Bytes of one request's body.")
-    max_message_bytes: int = Field(2**30, gt=0, description="Bytes of one embedding message.")
+    max_message_bytes: int = Field(
+        2**30, gt=0, description="Bytes of one frame of a message; less, where the largest item needs less."
+    )
     max_embedding_bytes: int = Field(
         2**31, gt=0, description="Bytes of embeddings held for waiting requests, and once more in the engine; past it 503."
     )

@@ -188,3 +188,56 @@ def test_a_container_runs_without_privileges_from_a_small_image(composed: Compos
     container = composed.container(service)
     assert int(run("docker", "exec", container, "id", "-u")) != 0
     assert int(inspect(inspect(container, ".Image"), ".Size")) <= MAX_IMAGE_BYTES
+
+
+def secret_of(container: str) -> str:
+    return run("docker", "exec", container, "cat", "/secrets/epd")
+
+
+# Begins a greeting at the data port, and prints the mechanism that the answer names.
+GREET = r"""
+import socket
+with socket.create_connection(("language", 5557), timeout=5) as data:
+    data.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01")
+    print(data.recv(32, socket.MSG_WAITALL)[12:].rstrip(b"\0").decode())
+"""
+
+
+def test_the_data_port_is_encrypted_and_control_calls_need_the_token(composed: ComposedPair) -> None:
+    encoder = composed.container("encoder")
+    assert run("docker", "exec", encoder, "python", "-c", GREET) == "CURVE"
+    refused = composed.client.post("/v1/encoders", json={})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "authorization")
+
+
+def test_both_have_one_secret_which_nobody_else_can_read_and_which_stays(composed: ComposedPair) -> None:
+    containers = [composed.container(service) for service in ("encoder", "language")]
+    [secret] = {secret_of(container) for container in containers}
+    assert len(bytes.fromhex(secret)) == 32
+    for container in containers:
+        assert run("docker", "exec", container, "stat", "--format", "%a %u", "/secrets/epd") == "600 10001"
+        assert run("docker", "exec", container, "stat", "--format", "%a %u", "/secrets") == "700 10001"
+    composed.compose("restart", timeout=120)
+    composed.wait_until_healthy()
+    assert {secret_of(container) for container in containers} == {secret}
+    assert composed.ask(composed.new_picture()).status_code == 200
+
+
+def test_another_project_has_another_secret(composed: ComposedPair) -> None:
+    other = ComposedPair()
+    try:
+        other.compose("up", "--detach", "--no-build", "encoder", timeout=120)
+        wait_for(lambda: other.healthy("encoder"), UP_TIMEOUT, "health of another project's encoder")
+        assert secret_of(other.container("encoder")) != secret_of(composed.container("encoder"))
+    finally:
+        other.client.close()
+        other.compose("down", "--volumes", timeout=120)
+
+
+def test_an_encoder_alone_without_a_secret_does_not_start_and_says_why(composed: ComposedPair) -> None:
+    image = inspect(composed.container("encoder"), ".Image")
+    done = subprocess.run(["docker", "run", "--rm", image], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("not started: EPD_HOST is 0.0.0.0")
+    assert "EPD_SECRET_FILE" in line

@@ -15,6 +15,7 @@ from shared.errors import EmbeddingIncomplete, EncoderLost
 from shared.identity import MediaItem
 from shared.telemetry import Metrics
 from shared.wire import Header
+from tests.unit.transport.test_carriers import header
 
 GRACE = 0.15
 
@@ -61,6 +62,6 @@ async def test_nothing_is_verified_for_a_request_that_is_gone() -> None:
     assembler = Counting()
     async with Receiver(cast(Assembler, assembler), "127.0.0.1", 0, 2**20, 2**20, Metrics()) as receiver:
         with receiver.holding() as holding, receiver.expect("r", 0, [0], holding) as wait:
-            assert receiver._assemble(wait, cast(Header, None), []) is not None
-        assert receiver._assemble(wait, cast(Header, None), []) is None
+            assert receiver._assemble(wait, header(), []) is not None
+        assert receiver._assemble(wait, header(), []) is None
         assert assembler.calls == 1

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import contextlib
 
-from services.language.embeddings.dispatch import meaning_of, reply_address
-from shared.errors import ERRORS, InvalidRequest, body_of
-from shared.seam import Seam
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from services.language.embeddings.dispatch import Dispatcher, meaning_of, open_client, reply_address
+from shared.control import EncodeItem, EncodeRequest, Subscription
+from shared.errors import ERRORS, EncoderFailed, InvalidRequest, body_of
+from shared.seam import Seam, keys_of
 
 URL = "http://127.0.0.1:9"
 
@@ -44,6 +50,14 @@ def test_a_call_that_we_made_wrongly_is_not_the_clients_fault(param: str | None)
     assert "extra field" in failure.message
 
 
+def test_a_missing_token_is_not_the_clients_fault() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Seam(keys_of(b"a secret of the deployment")).check_token(None)
+    failure = meaning_of(400, body_of(caught.value).model_dump_json().encode(), None, URL)
+    assert failure.code == "encoder_failed"
+    assert "different secrets" in failure.message
+
+
 def test_an_encoders_retry_after_is_passed_on() -> None:
     body = body_of(ERRORS["encoder_overloaded"]("full")).model_dump_json().encode()
     assert meaning_of(503, body, "7", URL).retry_after == 7
@@ -67,3 +81,31 @@ def test_an_encoder_refuses_such_destinations(endpoint: str) -> None:
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:5557", "tcp://language:5557", "tcp://[::1]:5557", "tcp://a-b.example:1"])
 def test_an_encoder_takes_real_destinations(endpoint: str) -> None:
     Seam(anywhere=True).check_reply_to(endpoint)
+
+
+@pytest.mark.parametrize("answer", ["endless", "redirect"])
+async def test_an_answer_that_is_none_of_an_encoders_is_neither_read_to_its_end_nor_followed(answer: str) -> None:
+    asked: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        asked.append(request.path)
+        if answer == "redirect":
+            raise web.HTTPTemporaryRedirect("/elsewhere")
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(bytes(65536))
+        return response
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    call = EncodeRequest(request_id="a/1", num_items=1, items=(EncodeItem(index=0, url="http://a/"),), reply_to="a", timeout=5)
+    subscription = Subscription(reply_to="tcp://127.0.0.1:9", interval=1, lease=1)
+    async with TestServer(app) as server, open_client() as client:
+        dispatcher, url = Dispatcher(client, 5), str(server.make_url("")).rstrip("/")
+        with pytest.raises(EncoderFailed):
+            await asyncio.wait_for(dispatcher.encode(url, call, (), {}), 5)
+        with pytest.raises(EncoderFailed, match="not an encoder"):
+            await asyncio.wait_for(dispatcher.subscribe(url, subscription), 5)
+    assert asked == ["/encode", "/v1/subscribe"]

@@ -88,7 +88,15 @@ def test_no_figure_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/architecture.md", "docs/observability.md", "docs/failure-contract.md", "CONTRIBUTING.md"]
+    "page",
+    [
+        "README.md",
+        "docs/architecture.md",
+        "docs/observability.md",
+        "docs/failure-contract.md",
+        "docs/security.md",
+        "CONTRIBUTING.md",
+    ],
 )
 def test_every_file_that_a_page_names_exists(page: str) -> None:
     text = (ROOT / page).read_text()

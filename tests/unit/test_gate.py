@@ -15,12 +15,14 @@ import torch
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from services.language.app import max_frame_bytes
 from services.language.embeddings.assembly import Assembler
 from services.language.embeddings.receiver import Receiver, Wait
+from services.language.settings import LanguageSettings
 from shared.identity import MediaItem
 from shared.seam import LOOPBACK, Keys, Seam, keys_of
 from shared.telemetry import Metrics
-from shared.wire import VERSION, Buffer, Header, pack
+from shared.wire import MAX_HEADER_BYTES, VERSION, Buffer, Header, pack
 from tests.relay import Relay
 
 KEYED, OTHERS = Seam(keys_of(b"a secret of the deployment")), Seam(keys_of(b"a secret of somebody else"))
@@ -261,6 +263,13 @@ async def test_noise_at_the_door_disturbs_nobody(seam: Seam) -> None:
         finally:
             for connection in noisy:
                 connection.close()
+
+
+def test_a_frame_may_be_as_large_as_the_largest_item_needs_and_somewhat_larger() -> None:
+    settings = LanguageSettings.model_validate({"max_message_bytes": 100_000_000})
+    assert max_frame_bytes(settings, {"embeds": (1000, 4096), "deepstack.0": (1000, 4096)}) == 2 * 1000 * 4096 * 4
+    assert max_frame_bytes(settings, {"embeds": (1, 8)}) == 2 * MAX_HEADER_BYTES
+    assert max_frame_bytes(settings, {"embeds": (100_000, 4096)}) == 100_000_000
 
 
 DEEP = b'{"version":' + b"[" * 30_000 + b"]" * 30_000 + b"}"

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client import generate_latest
 
-from services.language.embeddings.dispatch import ConnectionBroke, Dispatcher
+from services.language.embeddings.dispatch import ConnectionBroke, Dispatcher, Refused
 from services.language.embeddings.encoder import EncoderView
 from services.language.embeddings.pool import EncoderPool
 from services.language.embeddings.receiver import Holding, Wait
@@ -279,6 +279,30 @@ async def test_another_model_or_version_is_refused_until_it_changes(change: dict
             pool.register(Registration(url=B, info=fleet.info(B), max_items=4))
         fleet.fingerprint, fleet.wire_version = "same", VERSION
         await until(pool.ready)
+
+
+async def test_one_that_refuses_this_service_is_not_asked_until_it_does_not_and_its_reason_is_told() -> None:
+    fleet = Fleet()
+    async with running(fleet, A) as pool:
+        await until(pool.ready)
+        fleet.answers[A] = Refused("it refuses this service: different secrets")
+        await until(lambda: of(pool, A).state == "refused")
+        assert "different secrets" in of(pool, A).reason
+        with pytest.raises(EncoderUnavailable, match="different secrets"):
+            pool.assign(sources(1))
+        fleet.beat(A)  # shows life, and is refused all the same
+        assert of(pool, A).state == "refused"
+        del fleet.answers[A]
+        await until(pool.ready)
+
+
+@pytest.mark.parametrize("curve", [False, True])
+async def test_an_encoder_is_told_whether_the_data_channel_is_encrypted(curve: bool) -> None:
+    fleet = Fleet()
+    pool = EncoderPool([A], "same", cast(Dispatcher, fleet), lambda _: "tcp://reply-to:1", Options(), Metrics(), curve=curve)
+    async with pool:
+        await until(lambda: fleet.subscriptions)
+    assert fleet.subscriptions[0].curve is curve
 
 
 async def test_draining_and_goodbye() -> None:

@@ -156,7 +156,7 @@ async def test_a_socket_that_is_sending_is_not_closed_for_another_and_is_closed_
             with receiving(port) as (_, socket):
                 assert await received(socket) == [b"one"]
             await asyncio.wait_for(task, 5)
-        assert list(publisher._destinations) == [f"tcp://127.0.0.1:{ports[1]}"]
+        assert list(publisher._outboxes) == [f"tcp://127.0.0.1:{ports[1]}"]
 
 
 async def test_what_is_forgotten_while_it_is_sending_is_closed_when_that_ends() -> None:
@@ -164,9 +164,9 @@ async def test_what_is_forgotten_while_it_is_sending_is_closed_when_that_ends() 
     with publishing() as publisher:
         sending = asyncio.create_task(publisher.publish(endpoint, [b"one"], 0.1))
         await asyncio.sleep(0)
-        socket = publisher._destinations[endpoint].socket
+        socket = publisher._outboxes[endpoint].socket
         publisher.forget(endpoint)
-        assert endpoint not in publisher._destinations
+        assert endpoint not in publisher._outboxes
         assert not socket.closed
         with pytest.raises(EncoderFailed, match="No receiver"):
             await sending

@@ -67,6 +67,16 @@ def test_what_is_there_and_no_secret_is_told_and_stays(tmp_path: Path) -> None:
         main(["keygen", str(path / "below a file")])
 
 
+def test_a_secret_in_a_folder_that_cannot_be_written_to_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "epd"
+    path.write_bytes(SECRET)
+    # Not by the folder's mode, which does not keep root from anything.
+    monkeypatch.setattr("tempfile.mkstemp", lambda *_, **__: (_ for _ in ()).throw(PermissionError("read-only")))
+    assert not keygen(path)
+    with pytest.raises(PermissionError):
+        keygen(tmp_path / "other")
+
+
 def test_of_many_who_make_a_secret_at_once_one_wins_and_nobody_sees_half_of_it(tmp_path: Path) -> None:
     path, seen, made = tmp_path / "epd", set[bytes](), list[bool]()
     together = threading.Barrier(16)

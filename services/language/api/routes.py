@@ -27,6 +27,7 @@ FORWARDED_PREFIX = "x-epd-"
 """Headers that begin so are passed on to encoders, whose faults can match them."""
 
 _MAX_FORWARDED = 8
+_MAX_FORWARDED_SIZE = 8192
 
 
 def install_routes(app: FastAPI, model_name: str, request_timeout: float, body_timeout: float) -> None:
@@ -113,11 +114,14 @@ def forwarded_of(request: Request) -> dict[str, str]:
     """The headers that encoders get to see.
 
     Raises:
-        InvalidRequest: there are too many.
+        InvalidRequest: there are too many, or they are too long: encoders would refuse them, and seem to have failed.
     """
     forwarded = {name: value for name, value in request.headers.items() if name.startswith(FORWARDED_PREFIX)}
     if len(forwarded) > _MAX_FORWARDED:
         text = f"{len(forwarded)} headers begin with {FORWARDED_PREFIX}; at most {_MAX_FORWARDED} are passed on."
+        raise InvalidRequest(text, param=FORWARDED_PREFIX)
+    if (size := sum(map(len, forwarded.values()))) > _MAX_FORWARDED_SIZE:
+        text = f"The headers that begin with {FORWARDED_PREFIX} have {size} bytes; at most {_MAX_FORWARDED_SIZE} are passed on."
         raise InvalidRequest(text, param=FORWARDED_PREFIX)
     return forwarded
 

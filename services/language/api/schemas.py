@@ -46,6 +46,7 @@ class ImagePart(_Request):
         return {"url": value} if isinstance(value, str) else value
 
 
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
@@ -108,22 +109,22 @@ class ChatCompletionRequest(_Request):
     max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list, max_length=4)
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1, le=16)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=1024)
+    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=1024)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     # Beyond OpenAI's, as vLLM has them.
-    top_k: int = Field(0, ge=-1)
+    top_k: int = Field(0, ge=-1, lt=2**31)
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
-    min_tokens: int = Field(0, ge=0)
-    stop_token_ids: list[int] = Field(default_factory=list, max_length=64)
+    min_tokens: int = Field(0, ge=0, lt=2**31)
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=64)
     ignore_eos: bool = False
     return_token_ids: bool = False
     # A hash for each picture, or null: equal ones of one caller stand for equal pictures.

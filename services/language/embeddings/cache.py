@@ -40,11 +40,12 @@ class EmbeddingCache:
         metrics.gauge("epd_cache_bytes", "Bytes of embeddings kept for pictures that come again.").set_function(
             lambda: self._items.bytes
         )
-        metrics.gauge("epd_cache_items", "Pictures whose embeddings are kept.").set_function(lambda: len(self))
+        metrics.gauge("epd_cache_items", "Pictures whose embeddings are kept.").set_function(lambda: len(self._items))
 
-    def __len__(self) -> int:
-        """How many items there are."""
-        return len(self._items)
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is known, nor being asked for."""
+        return not len(self._items) and not len(self._flights)
 
     def find_all(self, sources: Sequence[MediaSource]) -> dict[int, MediaItem]:
         """The items of those pictures that were here before, by index. Their embeddings are everybody's, and not to be written

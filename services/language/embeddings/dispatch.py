@@ -27,6 +27,7 @@ from shared.http import REQUEST_ID_HEADER
 from shared.seam import LOOPBACK, Seam
 
 _JSON = {"content-type": "application/json"}
+_MAX_ANSWER = 2**20
 
 
 class ConnectionBroke(EncoderFailed):
@@ -54,9 +55,13 @@ class Dispatcher:
         """
         try:
             async with self._client.post(
-                f"{base_url}/v1/subscribe", data=subscription.model_dump_json(), headers=_JSON, timeout=self._subscribe_timeout
+                f"{base_url}/v1/subscribe",
+                data=subscription.model_dump_json(),
+                headers=_JSON,
+                timeout=self._subscribe_timeout,
+                allow_redirects=False,
             ) as response:
-                content = await response.read()
+                content = await _content(response)
                 if response.status == HTTPStatus.BAD_REQUEST:
                     raise Refused(f"it refuses this service: {_told(content)}")
                 response.raise_for_status()
@@ -86,9 +91,11 @@ class Dispatcher:
         """
         headers = {**forwarded, REQUEST_ID_HEADER: call.request_id.partition("/")[0]}
         try:
-            async with self._client.post(f"{base_url}/encode", data=body_of(call, media), headers=headers) as response:
+            async with self._client.post(
+                f"{base_url}/encode", data=body_of(call, media), headers=headers, allow_redirects=False
+            ) as response:
                 status, told = response.status, response.headers.get("retry-after")
-                content = await response.read()
+                content = await _content(response)
         except Exception as error:
             # Not aiohttp.ClientError only: what lies beneath it raises other things when a peer dies while it is connected to.
             raise ConnectionBroke(f"The connection to the encoder at {base_url} broke ({type(error).__name__}).") from error
@@ -98,6 +105,14 @@ class Dispatcher:
             except ValidationError as error:
                 raise EncoderFailed(f"The encoder at {base_url} answered with an unknown body.") from error
         raise meaning_of(status, content, told, base_url)
+
+
+async def _content(response: aiohttp.ClientResponse) -> bytes:
+    """The body of an answer. Of one that is longer than any of an encoder's, only so much that it makes no sense."""
+    content = bytearray()
+    while len(content) <= _MAX_ANSWER and (piece := await response.content.readany()):
+        content += piece
+    return bytes(content)
 
 
 def open_client(seam: Seam = LOOPBACK) -> aiohttp.ClientSession:

@@ -47,12 +47,12 @@ class Gatherer:
         )
 
     def check(self, items: int) -> None:
-        """Refuses at once what cannot be had now; nothing while some pictures are known, since it may be they that are asked for.
+        """Refuses at once what cannot be had now; nothing while the cache has something, since it may be just that.
 
         Raises:
             EncoderUnavailable, EncoderOverloaded: no encoder could take so many items.
         """
-        if not len(self._cache):
+        if self._cache.empty:
             self._failover.check(items)
 
     def holding(self) -> AbstractContextManager[Holding]:

@@ -58,7 +58,8 @@ class EncoderPool:
 
     A watcher an encoder asks it again and again (over HTTP) for signs of life (over the data channel). One whose answer is
     compatible and whose signs arrive is ready. One whose connection breaks, or who falls silent, is not asked any more until
-    both are back. One with another checkpoint or wire version is refused, with the reason, until it changes.
+    both are back. One with another checkpoint or wire version is refused, with the reason, until it changes; so is one that
+    refuses this service, for its keys for example.
     """
 
     def __init__(

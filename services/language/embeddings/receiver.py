@@ -288,6 +288,7 @@ class Receiver:
         if header.place is None:
             return self._assembler.assemble(header, frames)
         if frames:
+            self._give_back(header)
             raise EmbeddingCorrupt(f"{len(frames)} tensor frames came with a header that says they lie elsewhere.")
         if self._memory is None:
             raise EmbeddingIncompatible("The embeddings lie in shared memory, which this service does not take.")

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 import torch
@@ -17,9 +18,11 @@ from torch import Tensor
 from services.encoder.faults.base import Outgoing
 from services.encoder.threads import FairThreads
 from services.encoder.transport.carriers import SMALL, Carriers, Parcel
+from services.language.embeddings.assembly import Assembler
 from services.language.embeddings.memory import OpenMemory
+from services.language.embeddings.receiver import Receiver
 from shared.control import Transport
-from shared.errors import EmbeddingCorrupt, EncoderFailed
+from shared.errors import EmbeddingCorrupt, EmbeddingIncompatible, EncoderFailed, EngineOverloaded, EpdError
 from shared.residency import Residency
 from shared.telemetry import Metrics
 from shared.wire import Buffer, DeviceMemory, Header, Place, SharedMemory, pack, read_header, read_tensors
@@ -371,3 +374,61 @@ async def test_packing_in_place_looks_at_no_payload() -> None:
         placed = header().model_copy(update={"place": place_of(await pair.pack(content()))})
         assert len(pack(placed, content(5))) == 1
         assert pack(placed, content(5)) == pack(placed, content(6))
+
+
+@asynccontextmanager
+async def receiving(pair: Pair, memory: bool = True, max_held: int = 2**30) -> AsyncIterator[Receiver]:
+    assembler = cast(Assembler, None)  # nothing gets so far
+    metrics, opened = Metrics(), pair.memory if memory else None
+    async with Receiver(assembler, "127.0.0.1", 0, 2**20, max_held, metrics, opened) as receiver:
+        yield receiver
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_memory_of_a_message_that_nobody_waits_for_is_given_back(known: bool) -> None:
+    async with pairing() as pair, receiving(pair) as receiver:
+        pair.agree()
+        parcel = await pair.pack(content())
+        with receiver.holding() as holding, receiver.expect("r" if known else "another", 0, [3], holding):
+            assert receiver._sort([memoryview(frame) for frame in parcel.frames]) is None
+        pair.agree()
+        assert len(pair.carriers._lenders["shm"]) == 0
+
+
+async def test_memory_of_a_message_for_one_who_has_left_is_given_back_unopened() -> None:
+    async with pairing() as pair, receiving(pair) as receiver:
+        pair.agree()
+        parcel = await pair.pack(content())
+        with receiver.holding() as holding, receiver.expect("r", 0, [0], holding) as wait:
+            pass
+        assert receiver._assemble(wait, header_of(parcel), []) is None
+        pair.agree()
+        assert (len(pair.carriers._lenders["shm"]), len(pair.memory._segments)) == (0, 0)
+
+
+@pytest.mark.parametrize(("max_held", "error"), [(2**30, None), (SMALL, EngineOverloaded)])
+async def test_what_lies_in_memory_counts_as_held_and_too_much_of_it_is_refused_and_given_back(
+    max_held: int, error: type[EpdError] | None
+) -> None:
+    async with pairing() as pair, receiving(pair, max_held=max_held) as receiver:
+        pair.agree()
+        parcel = await pair.pack(content())
+        with receiver.holding() as holding, receiver.expect("r", 0, [0], holding) as wait:
+            outcome = receiver._sort([memoryview(frame) for frame in parcel.frames])
+            if error is None:
+                assert holding.bytes == SMALL + 30 + len(parcel.frames[0])
+            else:
+                assert (outcome, type(wait.done.exception())) == (error.code, error)
+                pair.agree()
+                assert len(pair.carriers._lenders["shm"]) == 0
+
+
+async def test_frames_beside_a_place_are_corrupt_and_memory_that_is_not_taken_incompatible() -> None:
+    async with pairing() as pair, receiving(pair) as receiver, receiving(pair, memory=False) as other:
+        pair.agree()
+        found = header_of(await pair.pack(content()))
+        with receiver.holding() as holding, receiver.expect("r", 0, [0], holding) as wait:
+            with pytest.raises(EmbeddingCorrupt, match="lie elsewhere"):
+                receiver._assemble(wait, found, [b"frame"])
+            with pytest.raises(EmbeddingIncompatible, match="does not take"):
+                other._assemble(wait, found, [])
