@@ -27,7 +27,7 @@ async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         failure = min(failures.exceptions, key=lambda error: not isinstance(error, ClientError))
     finally:
         # An error holds the frames that it passed, and by those of the group and of this function the tasks, which hold the
-        # error: a ring that stays, with all of the request in it, until the garbage collector comes. So nothing of that is kept.
+        # error: a ring that stays, with all of the request in it, until the garbage collector comes. So nothing of it is kept.
         tasks.clear()
         del group
     try:

@@ -157,7 +157,7 @@ class ReceiverTarget:
 
     async def _make(self) -> Receiver:
         assembler = Assembler(self._facts, FINGERPRINT)
-        return Receiver(assembler, "127.0.0.1", 0, 2**20, 2**20, Metrics(), self._memory)
+        return await Receiver(assembler, "127.0.0.1", 0, 2**20, 2**20, Metrics(), self._memory).__aenter__()
 
     def close(self) -> None:
         self._memory.close()
@@ -239,5 +239,4 @@ class ReceiverTarget:
         return [self.lent.segment.buffer[at : at + size] for at, size in zip(read.place.offsets, sizes, strict=True)]
 
     async def _give(self, frames: Sequence[bytes]) -> None:
-        self._receiver._sort([memoryview(frame) for frame in frames])
-        await asyncio.gather(*self._receiver._verifying)
+        self._receiver.give(self._receiver.read([memoryview(frame) for frame in frames]))

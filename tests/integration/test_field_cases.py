@@ -144,7 +144,8 @@ def test_9_literal_placeholders_are_text(pair: Pair, undivided: Undivided) -> No
 
 
 def test_10_a_language_service_bound_to_every_address_works(pair: Pair, tmp_path: Path) -> None:
-    with Service("language", tmp_path, host="0.0.0.0", data_host="0.0.0.0", encoders=pair.encoder.url).start() as service:
+    everywhere = {"host": "0.0.0.0", "data_host": "0.0.0.0", "plain_seam": True}
+    with Service("language", tmp_path, encoders=pair.encoder.url, **everywhere).start() as service:
         service.wait_until_ready(encoders=1)
         body = user(png(random_scene(random.Random(3))), "Describe the picture.")
         response = httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=30, trust_env=False)

@@ -14,7 +14,7 @@ from services.language.embeddings.receiver import Holding, Receiver, Wait
 from shared.errors import EmbeddingIncomplete, EncoderLost
 from shared.identity import MediaItem
 from shared.telemetry import Metrics
-from shared.wire import Header
+from shared.wire import Header, pack
 from tests.unit.transport.test_carriers import header
 
 GRACE = 0.15
@@ -61,7 +61,8 @@ class Counting:
 async def test_nothing_is_verified_for_a_request_that_is_gone() -> None:
     assembler = Counting()
     async with Receiver(cast(Assembler, assembler), "127.0.0.1", 0, 2**20, 2**20, Metrics()) as receiver:
-        with receiver.holding() as holding, receiver.expect("r", 0, [0], holding) as wait:
-            assert receiver._assemble(wait, header(), []) is not None
-        assert receiver._assemble(wait, header(), []) is None
+        message = [memoryview(frame) for frame in pack(header(), {})]
+        with receiver.holding() as holding, receiver.expect("r", 0, [0], holding):
+            assert isinstance(receiver.read(message).result, MediaItem)
+        assert receiver.read(message).result is None
         assert assembler.calls == 1

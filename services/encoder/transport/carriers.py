@@ -27,7 +27,8 @@ _log = get_logger("transport")
 
 # Below this, frames of the message are as quick: ZeroMQ copies them, too. In bytes.
 SMALL = 64 * 1024
-_PAUSE = 0.005  # seconds between looks whether a receiver has given memory back
+# Seconds between looks whether a receiver has taken memory over or given it back, at first and at most.
+_LEAST_PAUSE, _MOST_PAUSE = 0.0002, 0.005
 
 
 class CarrierSettings(Protocol):
@@ -162,10 +163,13 @@ class Carriers:
         return "cuda_ipc", ""
 
     async def _place(self, lender: Lender, endpoint: str, outgoing: Outgoing, size: int, timeout: float) -> Parcel:
+        pause = _LEAST_PAUSE
         try:
             async with asyncio.timeout(timeout):
-                while (loan := lender.lend(endpoint, size)) is None:  # noqa: ASYNC110 - there is no event: it is a word in memory
-                    await asyncio.sleep(_PAUSE)
+                # There is no event to wait for: what receivers do are words in memory.
+                while (loan := lender.lend(endpoint, size)) is None:
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _MOST_PAUSE)
         except TimeoutError as error:
             raise EncoderFailed(f"Receivers gave no memory back within {timeout:g} s.") from error
         try:

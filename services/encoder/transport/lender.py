@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,12 +15,17 @@ from shared.wire import Lease, Place
 
 ALIGNMENT = 64  # bytes
 
+# Bytes on their way to one receiver, or two messages: past it, memory that comes back soon is quicker than more memory.
+_AHEAD = 32 * 2**20
 # Seconds after which a message whose memory nobody took counts as lost.
 _LOST_AFTER = 60.0
 
 
 class Block(Protocol):
-    """A piece of memory that tensors can be put into."""
+    """A piece of memory that tensors can be put into, of so many bytes."""
+
+    @property
+    def size(self) -> int: ...
 
     def place(self, tensors: Mapping[str, Tensor], lease: Lease) -> Place:
         """Copies the tensors there, and says where that is. Slow, so not for the event loop.
@@ -89,6 +95,7 @@ class Lender:
         self._allocator = allocator
         self._clock = clock
         self._loans: dict[int, Loan] = {}  # by slot, the oldest first
+        self._underway: defaultdict[str, deque[Loan]] = defaultdict(deque)  # by endpoint, until seen to be taken
 
     def __len__(self) -> int:
         """Blocks that are lent."""
@@ -106,6 +113,8 @@ class Lender:
             ValueError: so much will never fit.
         """
         self._take_back()
+        if self._is_ahead(endpoint):
+            return None
         while (block := self._allocator.allocate(size)) is None:
             if not self._leave_oldest():
                 return None
@@ -114,6 +123,7 @@ class Lender:
                 self._allocator.free(block)
                 return None
         loan = self._loans[lease.slot] = Loan(endpoint, block, lease, self._clock())
+        self._underway[endpoint].append(loan)
         return loan
 
     def withdraw(self, loan: Loan, written: bool = True) -> None:
@@ -126,6 +136,7 @@ class Lender:
         """Nobody listens at ``endpoint`` any more; whoever did may still look at what was lent there."""
         for loan in [loan for loan in self._loans.values() if loan.endpoint == endpoint]:
             self._end(loan, again=False)
+        self._underway.pop(endpoint, None)
 
     def tidy(self) -> None:
         """Takes back what was returned, and lets go of what is lost or was not needed for long; to be called now and then."""
@@ -144,6 +155,17 @@ class Lender:
             self._end(loan, again=False)
         self._allocator.close()
         self._ledger.close()
+
+    def _is_ahead(self, endpoint: str) -> bool:
+        """Whether so much is on its way to a receiver that the next message had better wait."""
+        underway = self._underway[endpoint]
+        while underway and not self._is_underway(underway[0]):
+            underway.popleft()
+        waiting = [loan.block.size for loan in underway if self._is_underway(loan)]
+        return len(waiting) >= 2 and sum(waiting) >= _AHEAD
+
+    def _is_underway(self, loan: Loan) -> bool:
+        return self._loans.get(loan.lease.slot) is loan and self._ledger.progress(loan.lease) is Progress.LENT
 
     def _take_back(self) -> None:
         for slot in self._ledger.returned():

@@ -32,9 +32,9 @@ class OpenMemory:
         self._devices = self._ipc.devices() if residency.use_cuda_ipc else ()
         self._keep_pools = residency.use_ipc_pool_handle_cache
         self._lock = threading.Lock()
-        self._segments: ByteLRU[str, mmap.mmap] = ByteLRU(max_bytes)
-        self._pools: ByteLRU[str, Tensor] = ByteLRU(max_bytes)
-        self._ledgers: ByteLRU[str, LedgerView] = ByteLRU(max_bytes)
+        self._segments: ByteLRU[Memory, mmap.mmap] = ByteLRU(max_bytes)
+        self._pools: ByteLRU[tuple[Memory, str], Tensor] = ByteLRU(max_bytes)
+        self._ledgers: ByteLRU[Memory, LedgerView] = ByteLRU(max_bytes)
         self._unreachable: set[str] = set()
         self._probe: Probe | None = None
         if residency.mm_feature_transport != "cpu":
@@ -97,34 +97,35 @@ class OpenMemory:
     def forget(self, encoder_id: str) -> None:
         """An encoder is gone, and so is the memory that it shared, once nobody has it open."""
         with self._lock:
-            for opened in (self._segments, self._ledgers, self._pools):
-                opened.discard_all(lambda name: name.startswith(f"epd-{encoder_id}-"))
+            for opened in (self._segments, self._ledgers):
+                opened.discard_all(lambda memory: memory.name.startswith(f"epd-{encoder_id}-"))
+            self._pools.discard_all(lambda pool: pool[0].name.startswith(f"epd-{encoder_id}-"))
             self._unreachable.discard(encoder_id)
 
     def _ledger(self, memory: Memory) -> LedgerView:
         with self._lock:
-            ledger = self._ledgers.get(memory.name)
+            ledger = self._ledgers.get(memory)
             if ledger is None:
                 ledger = LedgerView(memory)
-                self._ledgers.put(memory.name, ledger, memory.size)
+                self._ledgers.put(memory, ledger, memory.size)
             return ledger
 
     def _segment(self, memory: Memory) -> mmap.mmap:
         with self._lock:
-            segment = self._segments.get(memory.name)
+            segment = self._segments.get(memory)
             if segment is None:
                 segment = attach(memory)
-                self._segments.put(memory.name, segment, memory.size)
+                self._segments.put(memory, segment, memory.size)
             return segment
 
     def _pool(self, place: DeviceMemory) -> Tensor:
         with self._lock:
-            name = f"{place.lease.ledger.name} {place.handle}"
-            pool = self._pools.get(name)
+            key = place.lease.ledger, place.handle
+            pool = self._pools.get(key)
             if pool is None:
                 pool = self._ipc.open(place.handle, place.device, place.size)
                 if self._keep_pools:
-                    self._pools.put(name, pool, place.size)
+                    self._pools.put(key, pool, place.size)
             return pool
 
     def _copied(self, place: DeviceMemory, spans: list[tuple[int, int]], ledger: LedgerView) -> list[Buffer | Tensor]:

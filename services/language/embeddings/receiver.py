@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import zmq
-import zmq.asyncio
 
 from services.language.embeddings.assembly import Assembler
 from services.language.embeddings.gate import Gate
@@ -21,6 +21,9 @@ from shared.telemetry import Metrics, get_logger
 from shared.wire import Buffer, ForeignVersion, Header, Heartbeat, bytes_of, read_header
 
 _log = get_logger("receiver")
+
+_LOOK = 0.1  # seconds between looks whether it is to end
+_UNDELIVERED = 16  # messages that the thread may be ahead of the event loop
 
 Arrived: TypeAlias = Callable[[int, MediaItem], None]
 """What is told of an item that is verified, by its index."""
@@ -81,9 +84,19 @@ class Wait:
             self.done.exception()  # seen, so that a wait which was left early does not complain
 
 
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message as it was read: its ``header`` where it has one, the bytes that it brings, and what became of it: an item where
+    it was verified, or why it was not. Neither where nobody seemed to wait for it."""
+
+    header: Header | Heartbeat | None
+    size: int
+    result: MediaItem | EpdError | None = None
+
+
 class Receiver:
-    """Owns the PULL socket. Headers are read as they come, so that nothing that came counts as missing; tensors are verified in
-    a thread, one message at a time. Only what somebody waits for is held, and no more than ``max_held_bytes`` of it.
+    """Owns the PULL socket. A thread of its own takes messages from it, reads and verifies them one by one; the event loop
+    gives each to the wait that it belongs to. Only what somebody waits for is held, and no more than ``max_held_bytes`` of it.
 
     ``on_sign`` is told of every encoder that something arrives from, and of its heartbeats. Without a ``memory``, tensors must
     come as frames.
@@ -105,12 +118,13 @@ class Receiver:
         self._max_held_bytes = max_held_bytes
         self._held_bytes = 0
         self.on_sign: Callable[[str, Heartbeat | None], None] | None = None
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.PULL)
         # Both are limits of one frame and of one peer; what several peers send at once is bounded by what was asked of them.
         # Messages may be large, so of each peer two wait here and one arrives; more were measured to make nothing faster.
         self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
         self._socket.set(zmq.RCVHWM, 2)
+        self._socket.set(zmq.RCVTIMEO, int(1000 * _LOOK))
         seam.secure_server(self._socket)
         self._gate = Gate(seam, metrics)
         self._open = contextlib.ExitStack()
@@ -119,9 +133,8 @@ class Receiver:
         self._bind = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
         self._port = port
         self._waits: dict[tuple[str, int], Wait] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._verifying: set[asyncio.Task[None]] = set()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="verify")
+        self._stopping = threading.Event()
+        self._undelivered = threading.Semaphore(_UNDELIVERED)
         self._received = metrics.counter(
             "epd_messages_total", "Embedding messages by outcome of their verification.", "outcome"
         )
@@ -145,16 +158,14 @@ class Receiver:
             self._socket.bind(f"{self._bind}:{self._port}")
         else:
             self._port = self._socket.bind_to_random_port(self._bind)
-        self._task = asyncio.create_task(self._serve(), name="receiver")
+        loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._serve, args=(loop,), name="receiver", daemon=True)
+        self._thread.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        for task in self._verifying:
-            task.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._stopping.set()
+        await asyncio.to_thread(self._thread.join)
         self._open.close()
         self._context.destroy(linger=0)
 
@@ -185,66 +196,104 @@ class Receiver:
             wait.closed = True
             del self._waits[key]
 
-    async def _serve(self) -> None:
-        while True:
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        """What the thread does. It stays no more than some messages ahead of the event loop."""
+        while not self._stopping.is_set():
+            if not self._undelivered.acquire(timeout=_LOOK):
+                continue
             try:
-                frames = await self._socket.recv_multipart(copy=False)
-                buffers = [frame.buffer for frame in frames]
-                self._bytes.inc(sum(buffer.nbytes for buffer in buffers))
-                outcome = self._sort(buffers)
+                received = self.read([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
+            except zmq.Again:
+                self._undelivered.release()
+                continue
             except Exception as error:
-                outcome = "malformed"
                 _log.error("message could not be handled", exc_info=error)
-            if outcome is not None:
-                self._received.labels(outcome).inc()
+                received = Received(None, 0)
+            try:
+                loop.call_soon_threadsafe(self._deliver, received)
+            except RuntimeError:
+                return  # the loop is no more
+            del received
 
-    def _sort(self, buffers: Sequence[Buffer]) -> str | None:
-        """Gives a message to the wait that it belongs to; returns its outcome, or None where that is told elsewhere."""
+    def _deliver(self, received: Received) -> None:
+        self._undelivered.release()
+        self._bytes.inc(received.size)
+        outcome = self.give(received)
+        if outcome is not None:
+            self._received.labels(outcome).inc()
+
+    def read(self, buffers: Sequence[Buffer]) -> Received:
+        """Reads a message, and verifies it if somebody waits for it. Slow, so not for the event loop."""
+        size: int = sum(buffer.nbytes for buffer in buffers)
         try:
             header = read_header(buffers[0])
-            if self.on_sign is not None:
-                self.on_sign(header.encoder_id, header if isinstance(header, Heartbeat) else None)
-            if isinstance(header, Heartbeat):
-                return None
-        except ForeignVersion as error:
-            return self._fail((error.request_id, error.attempt), error)
         except EmbeddingCorrupt as error:
             _log.warning("message dropped", reason=error.message)
-            return "malformed"
+            return Received(None, size)
+        except ForeignVersion as error:
+            return Received(None, size, error)
+        if isinstance(header, Heartbeat):
+            return Received(header, size)
         wait = self._waits.get((header.request_id, header.attempt))
-        if wait is None:
-            self._drop("late", header)
-            return None
-        if not wait.came(header.item):
-            self._drop("repeated" if wait.expects(header.item) else "foreign", header)
-            return None
+        if wait is None or header.item not in wait.missing:
+            return Received(header, size)
         try:
-            size = self._size(header, buffers)
+            size += self._shared_bytes(header)
+            self._check_room(size)
+            return Received(header, size, self._assemble(header, buffers[1:]))
         except EpdError as error:
             self._give_back(header)
+            return Received(header, size, error.with_traceback(None))  # which would hold the message
+        except Exception as error:
+            _log.error("message could not be verified", exc_info=error)
+            return Received(header, size, InternalError("The embeddings could not be verified; the log has a traceback."))
+
+    def give(self, received: Received) -> str | None:
+        """Gives a message to the wait that it belongs to; returns its outcome, or None where that is told elsewhere."""
+        header, result = received.header, received.result
+        if header is None:
+            if not isinstance(result, ForeignVersion):
+                return "malformed"
+            if (told := self._waits.get((result.request_id, result.attempt))) is not None:
+                told.fail(result)
+            return result.code
+        if self.on_sign is not None:
+            self.on_sign(header.encoder_id, header if isinstance(header, Heartbeat) else None)
+        if isinstance(header, Heartbeat):
+            return None
+        wait = self._waits.get((header.request_id, header.attempt))
+        if wait is None or result is None:
+            foreign = wait is not None and not wait.expects(header.item)
+            self._drop("late" if wait is None else "foreign" if foreign else "repeated", header)
+            return None
+        if not wait.came(header.item):
+            self._drop("repeated", header)
+            return None
+        try:
+            self._check_room(received.size)
+            self._held_bytes += received.size
+            wait.holding.bytes += received.size
+            if isinstance(result, EpdError):
+                raise result
+            wait.put(header.item, result)
+        except EpdError as error:
             wait.fail(error)
             return error.code
-        self._held_bytes += size
-        wait.holding.bytes += size
-        task = asyncio.create_task(self._verify(wait, header, buffers[1:]))
-        self._verifying.add(task)
-        task.add_done_callback(self._verifying.discard)
-        return None
+        return "ok"
 
-    def _size(self, header: Header, buffers: Sequence[Buffer]) -> int:
-        """The bytes that a message brings.
-
-        Raises:
-            EngineOverloaded: they are too many.
-            EmbeddingCorrupt, EmbeddingIncompatible: they cannot be told.
-        """
-        size: int = sum(buffer.nbytes for buffer in buffers)
-        if header.place is not None:
-            size += sum(bytes_of(spec) for spec in header.tensors)
+    def _check_room(self, size: int) -> None:
+        """Raises EngineOverloaded where so many bytes more are too many."""
         if self._held_bytes + size > self._max_held_bytes:
             text = f"This service holds {self._held_bytes} bytes of embeddings already; {size} more are too many."
             raise EngineOverloaded(text)
-        return size
+
+    def _shared_bytes(self, header: Header) -> int:
+        """What a message brings besides its frames.
+
+        Raises:
+            EmbeddingCorrupt, EmbeddingIncompatible: that cannot be told.
+        """
+        return 0 if header.place is None else sum(bytes_of(spec) for spec in header.tensors)
 
     def _give_back(self, header: Header) -> None:
         """Shared memory of a message that is not looked at."""
@@ -263,39 +312,16 @@ class Receiver:
             encoder_id=header.encoder_id,
         )
 
-    async def _verify(self, wait: Wait, header: Header, frames: Sequence[Buffer]) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            item = await loop.run_in_executor(self._thread, self._assemble, wait, header, frames)
-            if item is None:
-                return
-            wait.put(header.item, item)
-            outcome = "ok"
-        except EpdError as error:
-            wait.fail(error)
-            outcome = error.code
-        except Exception as error:
-            _log.error("message could not be verified", exc_info=error)
-            wait.fail(InternalError("The embeddings could not be verified; the log has a traceback."))
-            outcome = "internal_error"
-        self._received.labels(outcome).inc()
+    def _assemble(self, header: Header, frames: Sequence[Buffer]) -> MediaItem:
+        """A verified item.
 
-    def _assemble(self, wait: Wait, header: Header, frames: Sequence[Buffer]) -> MediaItem | None:
-        """A verified item; None where meanwhile nobody waits for it, so that those who are gone do not keep others waiting."""
-        if wait.closed:
-            self._give_back(header)
-            return None
+        Raises:
+            EpdError: it is not good.
+        """
         if header.place is None:
             return self._assembler.assemble(header, frames)
         if frames:
-            self._give_back(header)
             raise EmbeddingCorrupt(f"{len(frames)} tensor frames came with a header that says they lie elsewhere.")
         if self._memory is None:
             raise EmbeddingIncompatible("The embeddings lie in shared memory, which this service does not take.")
         return self._assembler.assemble(header, self._memory.open(header, header.place))
-
-    def _fail(self, key: tuple[str, int], error: EpdError) -> str:
-        wait = self._waits.get(key)
-        if wait is not None:
-            wait.fail(error)
-        return error.code

@@ -390,7 +390,7 @@ async def test_memory_of_a_message_that_nobody_waits_for_is_given_back(known: bo
         pair.agree()
         parcel = await pair.pack(content())
         with receiver.holding() as holding, receiver.expect("r" if known else "another", 0, [3], holding):
-            assert receiver._sort([memoryview(frame) for frame in parcel.frames]) is None
+            assert receiver.give(receiver.read([memoryview(frame) for frame in parcel.frames])) is None
         pair.agree()
         assert len(pair.carriers._lenders["shm"]) == 0
 
@@ -399,9 +399,9 @@ async def test_memory_of_a_message_for_one_who_has_left_is_given_back_unopened()
     async with pairing() as pair, receiving(pair) as receiver:
         pair.agree()
         parcel = await pair.pack(content())
-        with receiver.holding() as holding, receiver.expect("r", 0, [0], holding) as wait:
+        with receiver.holding() as holding, receiver.expect("r", 0, [0], holding):
             pass
-        assert receiver._assemble(wait, header_of(parcel), []) is None
+        assert receiver.give(receiver.read([memoryview(frame) for frame in parcel.frames])) is None
         pair.agree()
         assert (len(pair.carriers._lenders["shm"]), len(pair.memory._segments)) == (0, 0)
 
@@ -414,9 +414,11 @@ async def test_what_lies_in_memory_counts_as_held_and_too_much_of_it_is_refused_
         pair.agree()
         parcel = await pair.pack(content())
         with receiver.holding() as holding, receiver.expect("r", 0, [0], holding) as wait:
-            outcome = receiver._sort([memoryview(frame) for frame in parcel.frames])
+            received = receiver.read([memoryview(frame) for frame in parcel.frames])
+            assert received.size == SMALL + 30 + len(parcel.frames[0])
+            outcome = receiver.give(received)
             if error is None:
-                assert holding.bytes == SMALL + 30 + len(parcel.frames[0])
+                assert holding.bytes == received.size
             else:
                 assert (outcome, type(wait.done.exception())) == (error.code, error)
                 pair.agree()
@@ -427,8 +429,7 @@ async def test_frames_beside_a_place_are_corrupt_and_memory_that_is_not_taken_in
     async with pairing() as pair, receiving(pair) as receiver, receiving(pair, memory=False) as other:
         pair.agree()
         found = header_of(await pair.pack(content()))
-        with receiver.holding() as holding, receiver.expect("r", 0, [0], holding) as wait:
-            with pytest.raises(EmbeddingCorrupt, match="lie elsewhere"):
-                receiver._assemble(wait, found, [b"frame"])
-            with pytest.raises(EmbeddingIncompatible, match="does not take"):
-                other._assemble(wait, found, [])
+        with pytest.raises(EmbeddingCorrupt, match="lie elsewhere"):
+            receiver._assemble(found, [b"frame"])
+        with pytest.raises(EmbeddingIncompatible, match="does not take"):
+            other._assemble(found, [])

@@ -237,3 +237,22 @@ def test_no_memory_is_with_two_at_once_whatever_happens() -> None:
 def test_blocks_are_at_most_a_quarter_larger_than_needed(size: int) -> None:
     assert size <= rounded(size) <= max(64 * KIB, size * 5 // 4 + 64 * KIB)
     assert rounded(rounded(size)) == rounded(size)
+
+
+def test_no_more_than_two_large_messages_are_ahead_of_a_receiver_that_takes_none() -> None:
+    lending = Lending(max_bytes=2**28)
+    large = [lending.lent(2**24) for _ in range(2)]
+    assert lending.lend(2**24) is None
+    assert lending.lend(2**24, THERE) is not None
+    take(large[0][1])
+    assert lending.lend(2**24) is not None
+    assert lending.lend(1) is None
+    lending.lender.withdraw(large[1][0])
+    assert lending.lend(1) is not None
+
+
+def test_many_small_messages_may_be_ahead() -> None:
+    lending = Lending(max_bytes=2**28, slots=1024)
+    for _ in range(512):
+        assert lending.lend(64 * KIB) is not None
+    assert lending.lend(64 * KIB) is None
