@@ -12,6 +12,10 @@ MAX_ESCAPES = 2**18
 """Characters that are written as ``%41``: decoding makes an object of each, so that 64 MB of them would take gigabytes."""
 
 
+# Base64 for URLs writes two characters in another way; and line ends are common.
+_STANDARD, _SPACE = bytes.maketrans(b"-_", b"+/"), b" \t\n\r\f\v"
+
+
 def is_data_url(url: str) -> bool:
     """Whether ``url`` is a ``data:`` URL; the scheme's case does not matter."""
     return url[:5].lower() == "data:"
@@ -32,10 +36,10 @@ def decode_data_url(url: str, max_bytes: int, param: str | None = None) -> bytes
     if payload.count("%") > MAX_ESCAPES:
         raise InvalidMedia(f"The data URL has more than {MAX_ESCAPES} escapes; send base64 as it is.", param=param)
     if is_base64:
-        text = payload if "%" not in payload else unquote_to_bytes(payload).decode("latin-1")
-        text = "".join(text.split()).translate({ord("-"): "+", ord("_"): "/"}).rstrip("=")
         try:
-            data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+            text = payload.encode("ascii") if "%" not in payload else unquote_to_bytes(payload)
+            text = text.translate(_STANDARD, _SPACE).rstrip(b"=")
+            data = base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
         except (binascii.Error, ValueError) as error:
             raise InvalidMedia(f"The data URL is not valid base64: {error}.", param=param) from error
     else:

@@ -268,6 +268,27 @@ def test_known_pictures_are_answered_while_no_encoder_is_there(tmp_path: Path) -
         assert said(ask(services, user(picture(2), TEXT))) == describe(scene(2))
 
 
+def test_known_pictures_are_answered_while_as_many_wait_as_may(tmp_path: Path) -> None:
+    options = {"faults_enabled": True}
+    with fleet(tmp_path, encoder=options, language={"max_queue": 16}, cached=True) as services:
+        known = user(picture(1), TEXT)
+        assert said(ask(services, known)) == describe(scene(1))
+        services.set_faults({"kind": "delay", "at": "fetch", "seconds": 60})
+
+        async def scenario() -> tuple[httpx.Response, httpx.Response]:
+            async with asked(services, [user(picture(number), TEXT) for number in range(8)]) as waiting:
+                await until(lambda: metrics(services.language)["epd_waits"] == 8)
+                answers = [await asyncio.to_thread(ask, services, body) for body in (known, user(picture(), TEXT))]
+                for task in waiting:
+                    task.cancel()
+                return answers[0], answers[1]
+
+        answered, refused = asyncio.run(scenario())
+        assert said(answered) == describe(scene(1))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "encoder_overloaded")
+        assert "8 requests wait for embeddings" in refused.json()["error"]["message"]
+
+
 def test_the_memory_of_the_cache_is_bounded(tmp_path: Path) -> None:
     room = 2**16
     with fleet(tmp_path, language={"embedding_cache_bytes": room}) as services:

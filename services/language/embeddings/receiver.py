@@ -279,6 +279,10 @@ class Receiver:
         except EpdError as error:
             wait.fail(error)
             return error.code
+        except Exception as error:
+            _log.error("message could not be handled", exc_info=error)
+            wait.fail(InternalError("The embeddings could not be handed on; the log has a traceback."))
+            return "internal_error"
         return "ok"
 
     def _check_room(self, size: int) -> None:

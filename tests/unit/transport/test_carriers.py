@@ -20,9 +20,10 @@ from services.encoder.threads import FairThreads
 from services.encoder.transport.carriers import SMALL, Carriers, Parcel
 from services.language.embeddings.assembly import Assembler
 from services.language.embeddings.memory import OpenMemory
-from services.language.embeddings.receiver import Receiver
+from services.language.embeddings.receiver import Received, Receiver
 from shared.control import Transport
-from shared.errors import EmbeddingCorrupt, EmbeddingIncompatible, EncoderFailed, EngineOverloaded, EpdError
+from shared.errors import EmbeddingCorrupt, EmbeddingIncompatible, EncoderFailed, EngineOverloaded, EpdError, InternalError
+from shared.identity import MediaItem
 from shared.residency import Residency
 from shared.telemetry import Metrics
 from shared.wire import Buffer, DeviceMemory, Header, Place, SharedMemory, pack, read_header, read_tensors
@@ -433,3 +434,15 @@ async def test_frames_beside_a_place_are_corrupt_and_memory_that_is_not_taken_in
             receiver._assemble(found, [b"frame"])
         with pytest.raises(EmbeddingIncompatible, match="does not take"):
             other._assemble(found, [])
+
+
+async def test_a_bug_where_an_item_is_handed_on_fails_the_request_at_once() -> None:
+    def arrived(index: int, item: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with pairing() as pair, receiving(pair) as receiver:
+        item = MediaItem("image", 1)
+        with receiver.holding() as holding, receiver.expect("r", 0, [0], holding, arrived) as wait:
+            assert receiver.give(Received(header(), 1, item)) == "internal_error"
+            with pytest.raises(InternalError):
+                await wait.done
