@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import torch
@@ -61,6 +62,16 @@ def main() -> None:
         def ask(body: object) -> None:
             client.post("/v1/chat/completions", json=body).raise_for_status()
 
+        def first_token(body: dict[str, Any]) -> float:
+            """Seconds to the first token."""
+            began = time.perf_counter()
+            with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as answer:
+                answer.raise_for_status()
+                for line in answer.iter_lines():
+                    if '"content":"' in line and '"content":""' not in line:
+                        return time.perf_counter() - began
+            raise RuntimeError("no token came")
+
         bodies = [user(*parts) for parts in exams]
         pair = timed(lambda run: ask(bodies[run]), runs)
         scene = random_exam(random.Random(1)).scenes[0]
@@ -68,6 +79,10 @@ def main() -> None:
         one_large = timed(lambda run: ask(larges[run]), runs)
         same_large = timed(lambda _: ask(larges[0]), runs)
         text = timed(lambda _: ask(user("Hello!")), runs)
+        mediums = [user(png(scene, 512, runs + seed), "How many objects are there?") for seed in range(runs)]
+        new = [first_token(body) for body in mediums]
+        again = [first_token(body) for body in mediums]
+        found = [line for line in client.get("/metrics").text.splitlines() if line.startswith("epd_cache_lookups_total{")]
     base = statistics.median(floor)
     print("| one request at a time, demo model | p50 | p99 | p50 / floor |")
     print("|---|---|---|---|")
@@ -76,6 +91,11 @@ def main() -> None:
     print(row("the pair, one 1024x1024 PNG, short answer", one_large))
     print(row("the pair, the same PNG again and again", same_large))
     print(row("the pair, text only", text))
+    print(row("first token, a new 512x512 PNG", new))
+    print(row("first token, the same pictures again", again))
+    ratio = statistics.median(again) / statistics.median(new)
+    print(f"\nFirst token of a picture that came before: {ratio:.2f} x the first time.")
+    print("\n".join(found))
 
 
 if __name__ == "__main__":
