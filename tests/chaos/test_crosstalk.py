@@ -13,6 +13,7 @@ from tests.chaos.fleet import fleet, metrics
 from tests.load import Case, Outcome, ask_all, check, codes
 
 ASKED, CLIENTS = 5000, 64
+CACHED = 2500  # of them, again with caches
 
 MISCHIEF: list[dict[str, Any]] = [
     {"kind": "reorder", "probability": 0.3},
@@ -47,16 +48,17 @@ def stirred(folder: Path, wanted: list[Case], **caches: int) -> tuple[list[Outco
 @pytest.mark.parametrize("cached", [False, True])
 def test_no_answer_is_about_anothers_picture(tmp_path: Path, singles: list[Case], doubles: list[Case], cached: bool) -> None:
     rng = random.Random(7)
-    wanted = [rng.choice(singles if rng.random() < 0.5 else doubles) for _ in range(ASKED)]
+    asked = CACHED if cached else ASKED
+    wanted = [rng.choice(singles if rng.random() < 0.5 else doubles) for _ in range(asked)]
     outcomes, counted = stirred(tmp_path, wanted, **(FEW if cached else {}))
-    check(outcomes, ASKED, FAILURES)
+    check(outcomes, asked, FAILURES)
     # Most are moved in time; and the mischief did happen.
-    assert codes(outcomes)["ok"] > 0.98 * ASKED
+    assert codes(outcomes)["ok"] > 0.98 * asked
     assert counted["epd_waits"] == counted["epd_held_bytes"] == 0
     if cached:
         for outcome in ("hit", "joined", "miss"):
-            assert counted[f'epd_cache_lookups_total{{outcome="{outcome}"}}'] > 100
-        assert counted["epd_cache_evictions_total"] > 100
+            assert counted[f'epd_cache_lookups_total{{outcome="{outcome}"}}'] > 50
+        assert counted["epd_cache_evictions_total"] > 50
         assert counted["epd_cache_bytes"] <= FEW["embedding_cache_bytes"]
         return
     for reason in ("late", "repeated"):

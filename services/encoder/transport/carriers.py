@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -29,8 +30,7 @@ _log = get_logger("transport")
 SMALL = 64 * 1024
 # Up to so many bytes, packing takes less time (some 50 us) than handing it to a thread.
 _AT_ONCE = 2**20
-# Seconds between looks whether a receiver has taken memory over or given it back, at first and at most.
-_LEAST_PAUSE, _MOST_PAUSE = 0.0002, 0.005
+_PAUSE = 0.001  # seconds between looks whether a receiver has taken memory over, or given it back
 
 
 class CarrierSettings(Protocol):
@@ -70,6 +70,7 @@ class Carriers:
         self._offers: dict[str, Offer | None] = {}
         self._agreed: dict[str, Transport] = {}
         self._lenders: dict[Transport, Lender] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._own_devices: tuple[str, ...] = ()
         names = Names(encoder_id)
         if self._best != "cpu":
@@ -167,13 +168,11 @@ class Carriers:
         return "cuda_ipc", ""
 
     async def _place(self, lender: Lender, endpoint: str, outgoing: Outgoing, size: int, timeout: float) -> Parcel:
-        pause = _LEAST_PAUSE
         try:
-            async with asyncio.timeout(timeout):
-                # There is no event to wait for: what receivers do are words in memory.
-                while (loan := lender.lend(endpoint, size)) is None:
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, _MOST_PAUSE)
+            # In turn, so that of those who wait for one receiver only one has to look again and again.
+            async with asyncio.timeout(timeout), self._turns.setdefault(endpoint, asyncio.Lock()):
+                while (loan := lender.lend(endpoint, size)) is None:  # noqa: ASYNC110  # no event: words in memory
+                    await asyncio.sleep(_PAUSE)
         except TimeoutError as error:
             raise EncoderFailed(f"Receivers gave no memory back within {timeout:g} s.") from error
         try:

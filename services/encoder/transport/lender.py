@@ -15,8 +15,9 @@ from shared.wire import Lease, Place
 
 ALIGNMENT = 64  # bytes
 
-# Bytes on their way to one receiver, or two messages: past it, memory that comes back soon is quicker than more memory.
-_AHEAD = 32 * 2**20
+# Bytes that may be on their way to one receiver, or messages if these are more: past both, memory that comes back soon is
+# quicker than more memory.
+_AHEAD_BYTES, _AHEAD = 32 * 2**20, 3
 # Seconds after which a message whose memory nobody took counts as lost.
 _LOST_AFTER = 60.0
 
@@ -162,7 +163,7 @@ class Lender:
         while underway and not self._is_underway(underway[0]):
             underway.popleft()
         waiting = [loan.block.size for loan in underway if self._is_underway(loan)]
-        return len(waiting) >= 2 and sum(waiting) >= _AHEAD
+        return len(waiting) >= _AHEAD and sum(waiting) >= _AHEAD_BYTES
 
     def _is_underway(self, loan: Loan) -> bool:
         return self._loans.get(loan.lease.slot) is loan and self._ledger.progress(loan.lease) is Progress.LENT
