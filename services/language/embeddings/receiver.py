@@ -23,7 +23,7 @@ from shared.wire import Buffer, ForeignVersion, Header, Heartbeat, bytes_of, rea
 _log = get_logger("receiver")
 
 _LOOK = 0.1  # seconds between looks whether it is to end
-_UNDELIVERED = 16  # messages that the thread may be ahead of the event loop
+_UNDELIVERED = 4  # messages, which may be large, that the thread may be ahead of the event loop
 
 Arrived: TypeAlias = Callable[[int, MediaItem], None]
 """What is told of an item that is verified, by its index."""
