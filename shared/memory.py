@@ -16,9 +16,10 @@ from itertools import count
 from shared.control import Memory, Offer
 
 PROBE_BYTES = 32
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+# Where a system has none of these it has no such memory either, and embeddings go as frames.
+_SEALS = sum(getattr(fcntl, f"F_SEAL_{what}", 0) for what in ("SHRINK", "GROW", "SEAL"))
 # All pages at once, rather than one page fault for each when it is first touched.
-_MAP = mmap.MAP_SHARED | mmap.MAP_POPULATE
+_MAP = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
 
 class MemoryUnreachable(Exception):
@@ -36,6 +37,7 @@ class Segment:
     """
 
     def __init__(self, name: str, size: int) -> None:
+        self._fd: int | None = None
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no anonymous shared memory")
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -46,7 +48,7 @@ class Segment:
         except BaseException:
             os.close(fd)
             raise
-        self._fd: int | None = fd
+        self._fd = fd
         self.memory = Memory(name=name, pid=os.getpid(), fd=fd, size=size)
 
     def close(self) -> None:

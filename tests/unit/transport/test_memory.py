@@ -110,6 +110,12 @@ def test_a_name_that_is_none_of_ours_is_refused(name: str) -> None:
         Memory(name=name, pid=1, fd=1, size=1)
 
 
+def test_a_system_without_such_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(OSError, match="no anonymous shared memory"):
+        Segment("epd-test-1", 4096)
+
+
 def test_names_are_never_given_twice() -> None:
     names = Names("encoder-1")
     assert names.next() != names.next()
