@@ -42,6 +42,10 @@ class ByteLRU(Generic[K, V]):
             self.bytes -= freed
             self.evicted += 1
 
+    def keys(self) -> list[K]:
+        """All keys, the least recently used first."""
+        return list(self._entries)
+
     def discard_all(self, which: Callable[[K], bool]) -> None:
         """Forgets all keys that ``which`` says so of."""
         for key in [key for key in self._entries if which(key)]:

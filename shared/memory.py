@@ -83,7 +83,7 @@ def attach(memory: Memory, writable: bool = False) -> mmap.mmap:
         if os.stat(f"/proc/{memory.pid}").st_uid != os.geteuid():
             raise MemoryUnreachable("it belongs to another user")
         # Before it is opened: opening what else may be there by now could have effects.
-        if os.readlink(path) != f"/memfd:{memory.name} (deleted)":
+        if not is_there(memory):
             raise MemoryUnreachable("it is not there, or there no longer")
         fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         try:
@@ -95,6 +95,14 @@ def attach(memory: Memory, writable: bool = False) -> mmap.mmap:
             os.close(fd)
     except (OSError, ValueError) as error:
         raise MemoryUnreachable(str(error)) from error
+
+
+def is_there(memory: Memory) -> bool:
+    """Whether the owner of a segment still has it."""
+    try:
+        return os.readlink(f"/proc/{memory.pid}/fd/{memory.fd}") == f"/memfd:{memory.name} (deleted)"
+    except OSError:
+        return False
 
 
 class Probe:

@@ -13,7 +13,7 @@ from shared.cuda_ipc import CudaIpc, DeviceIpc
 from shared.errors import EmbeddingCorrupt, EncoderFailed
 from shared.leases import LedgerView
 from shared.lru import ByteLRU
-from shared.memory import MemoryUnreachable, Probe, attach
+from shared.memory import MemoryUnreachable, Probe, attach, is_there
 from shared.residency import Residency
 from shared.telemetry import get_logger
 from shared.wire import Buffer, DeviceMemory, Header, Lease, Place, SharedMemory, bytes_of
@@ -93,6 +93,15 @@ class OpenMemory:
             self._ledger(place.lease.ledger).decline(place.lease)
         except MemoryUnreachable:
             return  # then nobody waits for it either
+
+    def tidy(self) -> None:
+        """Closes segments that their encoders have let go of, so that they take no memory when no item is in them any more. To
+        be called now and then; looks at each one, so not for the event loop."""
+        with self._lock:
+            known = self._segments.keys()
+        gone = {memory for memory in known if not is_there(memory)}
+        with self._lock:
+            self._segments.discard_all(lambda memory: memory in gone)
 
     def forget(self, encoder_id: str) -> None:
         """An encoder is gone, and so is the memory that it shared, once nobody has it open."""

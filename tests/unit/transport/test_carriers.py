@@ -27,6 +27,7 @@ from shared.identity import MediaItem
 from shared.residency import Residency
 from shared.telemetry import Metrics
 from shared.wire import Buffer, DeviceMemory, Header, Place, SharedMemory, pack, read_header, read_tensors
+from tests.chaos.test_shared_memory import shared_bytes
 from tests.unit.transport.devices import FakeIpc
 
 HERE, THERE = "tcp://127.0.0.1:1", "tcp://127.0.0.1:2"
@@ -320,6 +321,25 @@ async def test_segments_that_are_used_again_are_opened_once_and_closed_when_the_
         assert len(pair.memory._segments) == 1
         pair.memory.forget("encoder-1")
         assert (len(pair.memory._segments), len(pair.memory._ledgers)) == (0, 0)
+
+
+async def test_segments_that_an_encoder_has_let_go_of_are_closed_and_what_is_in_use_stays() -> None:
+    async with pairing(max_bytes=2**25) as pair:
+        pair.agree()
+        kept = pair.receive(await pair.pack(content(1)))
+        received = pair.receive(await pair.pack(content(2, 2**23)))
+        del received
+        gc.collect()
+        pair.memory.tidy()
+        assert len(pair.memory._segments) == 2  # the encoder may use them again
+        pair.carriers.forget(HERE)
+        pair.carriers.close()
+        before = shared_bytes()
+        pair.memory.tidy()
+        assert len(pair.memory._segments) == 0
+        assert equal(kept, content(1))
+        assert before - shared_bytes() > 2**22
+        del kept
 
 
 async def test_memory_of_a_device_is_copied_there_and_its_pool_is_opened_once() -> None:
