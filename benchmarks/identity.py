@@ -16,8 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import machine
-from benchmarks.pages import write_section
+from benchmarks.pages import report
 from benchmarks.tables import table
 from shared.identity import ContentHasher
 
@@ -83,11 +82,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     speeds = [measure(size, args.rounds if size < SIZES[-1] else max(5, args.rounds // 5)) for size in SIZES]
-    facts = [f"* {fact}" for fact in (f"commit: {machine.commit()}, on {time.strftime('%Y-%m-%d')}", *machine.describe()[:2])]
-    body = ["## Content hash", "", TEXT, "", *facts, "", *lines(speeds)]
-    print("\n".join(body))
-    if args.write:
-        write_section(args.write, "content hash", body)
+    report("Content hash", TEXT, lines(speeds), args.write)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks import machine
+
 _SECTION = re.compile(r"<!-- (?P<name>[\w ]+) -->\n.*?<!-- end of (?P=name) -->\n", re.DOTALL)
+
+
+def report(title: str, text: str, table: Iterable[str], page: Path | None) -> None:
+    """Prints what was measured, and on what; also puts it into the section of ``page`` that is called like it."""
+    facts = [f"* {fact}" for fact in (f"commit: {machine.commit()}, on {time.strftime('%Y-%m-%d')}", *machine.describe()[:2])]
+    body = [f"## {title}", "", text, "", *facts, "", *table]
+    print("\n".join(body))
+    if page is not None:
+        write_section(page, title.lower(), body)
 
 
 def write_section(page: Path, name: str, lines: Iterable[str]) -> None:

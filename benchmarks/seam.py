@@ -24,8 +24,7 @@ import torch
 import zmq
 from torch import Tensor
 
-from benchmarks import machine
-from benchmarks.pages import write_section
+from benchmarks.pages import report
 from benchmarks.tables import table
 from services.encoder.faults.base import Outgoing
 from services.encoder.publisher import Publisher
@@ -327,11 +326,7 @@ def main() -> None:
     peer = Peer()
     speeds = [measure(WAYS[name], peer, size, args.rounds) for name in args.ways for size in args.sizes]
     peer.close()
-    facts = [f"* {fact}" for fact in (f"commit: {machine.commit()}, on {time.strftime('%Y-%m-%d')}", *machine.describe()[:2])]
-    body = ["## Seam", "", TEXT, "", *facts, "", *lines(speeds)]
-    print("\n".join(body))
-    if args.write:
-        write_section(args.write, "seam", body)
+    report("Seam", TEXT, lines(speeds), args.write)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -42,9 +42,9 @@ class ByteLRU(Generic[K, V]):
             self.bytes -= freed
             self.evicted += 1
 
-    def keys(self) -> list[K]:
+    def __iter__(self) -> Iterator[K]:
         """All keys, the least recently used first."""
-        return list(self._entries)
+        return iter(self._entries)
 
     def discard_all(self, which: Callable[[K], bool]) -> None:
         """Forgets all keys that ``which`` says so of."""

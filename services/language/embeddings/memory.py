@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import threading
 import weakref
+from collections.abc import Callable
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -19,6 +21,8 @@ from shared.telemetry import get_logger
 from shared.wire import Buffer, DeviceMemory, Header, Lease, Place, SharedMemory, bytes_of
 
 _log = get_logger("memory")
+
+T = TypeVar("T")
 
 
 class OpenMemory:
@@ -94,11 +98,11 @@ class OpenMemory:
         except MemoryUnreachable:
             return  # then nobody waits for it either
 
-    def tidy(self) -> None:
-        """Closes segments that their encoders have let go of, so that they take no memory when no item is in them any more. To
-        be called now and then; looks at each one, so not for the event loop."""
+    def tidy(self, encoder_id: str) -> None:
+        """Closes segments that an encoder has let go of, so that they take no memory when no item is in them any more. To be
+        called now and then; looks at each one, so not for the event loop."""
         with self._lock:
-            known = self._segments.keys()
+            known = [memory for memory in self._segments if _is_of(memory, encoder_id)]
         gone = {memory for memory in known if not is_there(memory)}
         with self._lock:
             self._segments.discard_all(lambda memory: memory in gone)
@@ -107,25 +111,24 @@ class OpenMemory:
         """An encoder is gone, and so is the memory that it shared, once nobody has it open."""
         with self._lock:
             for opened in (self._segments, self._ledgers):
-                opened.discard_all(lambda memory: memory.name.startswith(f"epd-{encoder_id}-"))
-            self._pools.discard_all(lambda pool: pool[0].name.startswith(f"epd-{encoder_id}-"))
+                opened.discard_all(lambda memory: _is_of(memory, encoder_id))
+            self._pools.discard_all(lambda pool: _is_of(pool[0], encoder_id))
             self._unreachable.discard(encoder_id)
 
     def _ledger(self, memory: Memory) -> LedgerView:
-        with self._lock:
-            ledger = self._ledgers.get(memory)
-            if ledger is None:
-                ledger = LedgerView(memory)
-                self._ledgers.put(memory, ledger, memory.size)
-            return ledger
+        return self._opened(self._ledgers, memory, LedgerView)
 
     def _segment(self, memory: Memory) -> mmap.mmap:
+        return self._opened(self._segments, memory, attach)
+
+    def _opened(self, known: ByteLRU[Memory, T], memory: Memory, open_it: Callable[[Memory], T]) -> T:
+        """What is open already, or is opened now."""
         with self._lock:
-            segment = self._segments.get(memory)
-            if segment is None:
-                segment = attach(memory)
-                self._segments.put(memory, segment, memory.size)
-            return segment
+            found = known.get(memory)
+            if found is None:
+                found = open_it(memory)
+                known.put(memory, found, memory.size)
+            return found
 
     def _pool(self, place: DeviceMemory) -> Tensor:
         with self._lock:
@@ -143,6 +146,11 @@ class OpenMemory:
         self._ipc.finish(pool.device)
         ledger.give_back(place.lease)
         return parts
+
+
+def _is_of(memory: Memory, encoder_id: str) -> bool:
+    """Whether an encoder has named it."""
+    return memory.name.startswith(f"epd-{encoder_id}-")
 
 
 def _spans(header: Header, place: Place) -> list[tuple[int, int]]:

@@ -245,8 +245,8 @@ class EncoderPool:
                     loop = asyncio.get_running_loop()
                     encoder.reply_to = await loop.run_in_executor(self._resolver, self._reply_address, encoder.url)
                 self._judge(encoder, await self._dispatcher.subscribe(encoder.url, self._subscription(encoder)))
-                if self._memory is not None and encoder.transport == "shm":
-                    await asyncio.to_thread(self._memory.tidy)
+                if self._memory is not None and encoder.transport == "shm" and encoder.encoder_id is not None:
+                    await asyncio.to_thread(self._memory.tidy, encoder.encoder_id)
             except Refused as error:
                 encoder.agreed = False
                 self._set(encoder, State.REFUSED, error.message)

@@ -330,12 +330,12 @@ async def test_segments_that_an_encoder_has_let_go_of_are_closed_and_what_is_in_
         received = pair.receive(await pair.pack(content(2, 2**23)))
         del received
         gc.collect()
-        pair.memory.tidy()
+        pair.memory.tidy("encoder-1")
         assert len(pair.memory._segments) == 2  # the encoder may use them again
         pair.carriers.forget(HERE)
         pair.carriers.close()
         before = shared_bytes()
-        pair.memory.tidy()
+        pair.memory.tidy("encoder-1")
         assert len(pair.memory._segments) == 0
         assert equal(kept, content(1))
         assert before - shared_bytes() > 2**22
