@@ -37,11 +37,13 @@ def imports(folder: str) -> Iterator[tuple[Path, str]]:
 @pytest.mark.parametrize(
     ("folder", "forbidden"),
     [
-        ("services/encoder", ("services.language",)),
-        ("services/language", ("services.encoder",)),
+        ("services/encoder", ("services.language", "services.loadtest", "examples")),
+        ("services/language", ("services.encoder", "services.loadtest", "examples")),
+        # It sees the pair as any client does; and it has no need of torch.
+        ("services/loadtest", ("services.encoder", "services.language", "torch", "transformers", "zmq")),
         ("shared", ("services",)),
         ("services/language/api", ("torch", "zmq", "transformers")),
-        ("services", ("examples", "tests", "benchmarks")),
+        ("services", ("tests", "benchmarks")),
         ("shared", ("examples", "tests", "benchmarks")),
     ],
 )

@@ -1,0 +1,1 @@
+"""Load and fault schedules against a running pair, and the report."""
