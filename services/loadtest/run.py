@@ -41,7 +41,7 @@ class Record:
 
     ``code`` is ``ok`` for a 200, else the error object's code, or empty where there is none; for a stream that ended with an
     error event it is that error's, and ``status`` 200. ``fresh`` says that all pictures were new ones, so that no cache can
-    have known them. ``right`` is None where the answer was not judged; ``said`` and ``expected`` are kept only where it is wrong.
+    have known them. ``right`` is None where the answer was not judged; ``said`` and ``expected`` are kept only of wrong ones.
     """
 
     id: str
