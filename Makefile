@@ -11,7 +11,9 @@ export EPD_LANGUAGE_PORT ?= 8000
 export EPD_SERVE_USER := $(shell id -un)
 export EPD_PIDFILE := $(shell mktemp -u -t epd-supervisord-XXXXXX.pid)
 
-.PHONY: help serve test test-containers test-gpu fuzz lint format bench clean
+SCENARIO ?= encoder-crash
+
+.PHONY: help serve loadtest test test-containers test-gpu fuzz lint format bench clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
@@ -26,6 +28,9 @@ $(VENV)/.installed: pyproject.toml
 
 serve: $(VENV)/.installed ## Run the pair with the demo model until Ctrl-C
 	@PATH="$(CURDIR)/$(BIN):$$PATH" exec $(BIN)/supervisord -n -c services/serve/supervisord.conf
+
+loadtest: $(VENV)/.installed ## Load a pair of its own and make it fail: SCENARIO=encoder-crash, further options in ARGS
+	$(BIN)/python -m services.loadtest $(SCENARIO) $(ARGS)
 
 test: $(VENV)/.installed ## Run all tests that need neither Docker nor a GPU
 	$(BIN)/python -m pytest -m "not containers and not gpu"

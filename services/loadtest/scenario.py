@@ -203,6 +203,9 @@ class Pair(_Part):
     """The pair that is started where no other target is given."""
 
     encoders: int = Field(1, gt=0)
+    encoder_module: str = "services.encoder"
+    """What runs as an encoder, by ``python -m``: another one to try out an implementation, or this tool."""
+    language_module: str = "services.language"
     encoder: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Settings of encoders, by their name without ``EPD_``."""
     language: dict[str, str | int | float | bool] = Field(default_factory=dict)
@@ -229,6 +232,17 @@ class Scenario(_Part):
         if late:
             raise ValueError(f"{late[0]!r} comes after the end; the scenario lasts {self.repeat or self.lasts:g} s")
         return self
+
+    def lasting(self, length: float) -> Scenario:
+        """The same scenario for another time.
+
+        Raises:
+            ValueError: its timeline does not fit in.
+        """
+        late = [action.line for action in self.timeline if self.repeat is None and action.at >= length]
+        if late:
+            raise ValueError(f"{self.name} does {late[0]!r} at {self.timeline[-1].at:g} s: it must last longer than that")
+        return self.model_copy(update={"lasts": length})
 
     def actions(self) -> list[Action]:
         """The whole timeline in order of time, repeats written out."""

@@ -1,0 +1,1 @@
+"""Language services that break one promise each, to see whether the load tester notices."""
