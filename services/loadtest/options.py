@@ -30,6 +30,8 @@ class Options:
     """One load test, as it was asked for. Of ``--list`` and ``--judge`` there is nothing here: they test nothing."""
 
     scenario: Scenario
+    named: str
+    """What the scenario was called by: its name, or its file."""
     report: Path
     target: str | None = None
     encoders: tuple[str, ...] = ()
@@ -65,13 +67,17 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--list", action="store_true", help="show the scenarios that come with the tool")
     line.add_argument("--judge", type=Path, metavar="REPORT.json", help="judge a saved run again, and write its report anew")
     line.add_argument("--report", type=Path, help=f"folder for the report; {REPORTS}/SCENARIO without it")
-    line.add_argument("--duration", metavar="TIME", help="how long the load lasts, such as 2h; without it, as the scenario says")
+    line.add_argument(
+        "--duration", metavar="TIME", help="how long the load lasts, such as 2h; without it, as the scenario says"
+    )
     line.add_argument("--seed", type=int, default=0, help="seed of what is asked when")
     line.add_argument("--quiet", action="store_true", help="no progress line")
 
     target = line.add_argument_group("target", "without any of these, a pair of its own is started and ended")
     target.add_argument("--target", metavar="URL", help="base URL of the server, without /v1")
-    target.add_argument("--encoder", metavar="URL", action="append", default=[], help="an encoder whose fault route may be used")
+    target.add_argument(
+        "--encoder", metavar="URL", action="append", default=[], help="an encoder whose fault route may be used"
+    )
     target.add_argument("--secret-file", type=Path, help="deployment secret, where the encoders need a token")
     target.add_argument("--docker", action="store_true", help="the parts are containers: faults by the Docker engine")
     target.add_argument("--project", help="compose project of the containers; without it, the tool's own, or the only one")
@@ -81,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     target.add_argument("--no-semantics", action="store_true", help="do not judge answers: the model is not the demo model")
 
     generator = line.add_argument_group("generator", "Locust's")
-    generator.add_argument("--web", action="store_true", help="serve Locust's page, and keep it until Ctrl-C")
+    generator.add_argument("--web", action="store_true", help="serve Locust's page while the load runs")
     generator.add_argument("--web-port", type=int, default=8089)
     generator.add_argument("--csv", action="store_true", help="write Locust's statistics as CSV and HTML beside the report")
     generator.add_argument("--processes", type=int, default=0, help="make the load with so many processes of this machine")
@@ -112,6 +118,7 @@ def options_of(asked: argparse.Namespace) -> Options:
         raise ValueError("--docker finds the encoders by itself: leave --encoder out")
     return Options(
         scenario=scenario,
+        named=asked.scenario,
         report=asked.report or REPORTS / scenario.name,
         target=asked.target.rstrip("/").removesuffix("/v1") if asked.target else None,
         encoders=tuple(url.rstrip("/") for url in asked.encoder),

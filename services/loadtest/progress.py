@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TextIO
 
 from services.loadtest.run import End, Record
@@ -24,9 +24,9 @@ class Progress:
         self._over = stream.isatty()
         self._width = 0
 
-    def count(self, record: Record) -> None:
-        """A request has ended."""
-        self._counts[_kind(record)] += 1
+    def count(self, records: Iterable[Record]) -> None:
+        """These requests have ended."""
+        self._counts.update(map(_kind, records))
 
     def tick(self, at: float) -> None:
         """Shows where the run is, ``at`` seconds after the load began."""

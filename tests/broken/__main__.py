@@ -1,4 +1,4 @@
-"""``python -m tests.broken …``: the language service with the wrong behaviour that ``EPD_BREAK`` names.
+"""``python -m tests.broken …``: the language service with the wrong behaviour that ``BROKEN_BY`` names.
 
 Each is something that a server of this kind has really done: see the field reports in the issue tracker of any of them.
 """
@@ -118,5 +118,5 @@ BREAKS: Mapping[str, Callable[[], None] | Callable[[], Awaitable[None]]] = {
 }
 
 if __name__ == "__main__":
-    BREAKS[os.environ["EPD_BREAK"]]()
+    BREAKS[os.environ["BROKEN_BY"]]()
     main()
