@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import gevent
 from locust import stats
@@ -110,11 +109,12 @@ class Generators:
             yield
         finally:
             if writer is not None:
-                gevent.sleep(stats.CSV_STATS_FLUSH_INTERVAL_SEC if hasattr(stats, "CSV_STATS_FLUSH_INTERVAL_SEC") else 0)
+                gevent.sleep(stats.CSV_STATS_INTERVAL_SEC)  # it writes once more, and then has all
+            gevent.killall(keeping)
+            if writer is not None:
                 writer.close_files()
                 page = get_html_report(self._environment, show_download_link=False)
-                Path(f"{self._options.report}/locust.html").write_text(page)
-            gevent.killall(keeping)
+                (self._options.report / "locust.html").write_text(page)
 
 
 def be_worker_of(options: Options, plan: Plan) -> None:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pydantic_core import PydanticUndefined
 
+from benchmarks.pages import write_section
 from services.encoder.faults.kinds import KINDS
 from services.encoder.settings import EncoderSettings
 from services.language.settings import LanguageSettings
+from services.loadtest.scenario import shipped
+from services.loadtest.verdicts import judge
 from shared.errors import ERRORS
 from shared.settings import ServiceSettings
 from tests.declared import metrics
 from tests.processes import ROOT
+from tests.unit.loadtest.runs import crash_run
 
 SETTINGS = ROOT / "docs" / "settings.md"
+LOAD_TESTING = ROOT / "docs" / "load-testing.md"
 OBSERVABILITY = ROOT / "docs" / "observability.md"
 
 
@@ -69,6 +75,25 @@ def test_every_metric_is_documented() -> None:
         assert tables == metric_tables()
 
 
+def verdict_table() -> str:
+    """Every promise that the load tester judges."""
+    run = crash_run()
+    everything = run.scenario.verdicts.model_copy(update={"p99": 1.0, "fault_success": 0.5})
+    judged = judge(replace(run, scenario=run.scenario.model_copy(update={"verdicts": everything})))
+    return "\n".join(["| verdict | promise |", "|---|---|", *(f"| `{each.name}` | {each.promise} |" for each in judged), ""])
+
+
+def test_every_verdict_is_documented() -> None:
+    if os.environ.get("UPDATE_DOCS"):
+        write_section(LOAD_TESTING, "verdicts", verdict_table().splitlines())
+    assert verdict_table() in LOAD_TESTING.read_text()
+
+
+def test_every_scenario_is_documented() -> None:
+    table = LOAD_TESTING.read_text().split("| scenario |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) == [*sorted(shipped(), key=table.index)]
+
+
 def test_the_readmes_failure_table_is_the_codes() -> None:
     table = dict(re.findall(r"^\| `(\w+)` \| (\d{3}) \|", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert {code: int(status) for code, status in table.items()} == {code: cls.status for code, cls in ERRORS.items()}
@@ -93,6 +118,7 @@ def test_no_figure_is_left_out() -> None:
         "README.md",
         "docs/architecture.md",
         "docs/observability.md",
+        "docs/load-testing.md",
         "docs/failure-contract.md",
         "docs/security.md",
         "CONTRIBUTING.md",
@@ -107,6 +133,6 @@ def test_every_file_that_a_page_names_exists(page: str) -> None:
         Path("services/encoder"),
         Path("services/language/engine/torch"),
     ]
-    named = set(re.findall(r"`([\w/.-]+\.(?:py|md|yml|png|conf))`|\]\(([\w/.-]+)\)", text))
+    named = set(re.findall(r"`([\w/.-]+\.(?:py|md|yml|toml|png|conf))`|\]\(([\w/.-]+)\)", text))
     for name in {first or second for first, second in named}:
         assert any((ROOT / folder / name).exists() for folder in folders), f"{page} names {name}, which is not there"
