@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from services.loadtest.conduct import CannotRun, be_worker, conduct
+from services.loadtest.conduct import be_worker, conduct
 from services.loadtest.options import Options, options_of, parse
+from services.loadtest.rehearsal import CannotRun
 from services.loadtest.report import read, write
 from services.loadtest.run import Run
 from services.loadtest.scenario import load, shipped
 from services.loadtest.verdicts import judge, passed
 
-PASSED, FAILED, NOT_RUN = 0, 1, 2
+PASSED, FAILED, NOT_RUN, INTERRUPTED = 0, 1, 2, 130
 
 
 def command(arguments: Sequence[str] | None = None) -> int:
@@ -27,6 +29,8 @@ def command(arguments: Sequence[str] | None = None) -> int:
         for name in shipped():
             print(f"{name:20}{load(name).title}")
         return PASSED
+    # As Ctrl-C: whatever was done to a deployment is undone first.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if asked.judge is not None:
             return judged(read(asked.judge), asked.judge.parent, sys.stdout)
@@ -34,6 +38,9 @@ def command(arguments: Sequence[str] | None = None) -> int:
     except (CannotRun, ValueError, OSError) as error:
         print(f"not run: {error}", file=sys.stderr)
         return NOT_RUN
+    except KeyboardInterrupt:
+        print("interrupted: nothing is judged", file=sys.stderr)
+        return INTERRUPTED
 
 
 def tested(options: Options, out: TextIO) -> int:

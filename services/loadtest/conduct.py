@@ -7,29 +7,16 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from threading import Event, Thread
 
-import httpx
-
-from services.loadtest.clock import Clock
 from services.loadtest.deployment import Choice, Deployment, open_deployment
 from services.loadtest.generators import Generators, be_worker_of
 from services.loadtest.observe import Observer
 from services.loadtest.options import Options
 from services.loadtest.progress import Progress
-from services.loadtest.run import Fault, Record, Run
+from services.loadtest.rehearsal import CannotRun, model_of, rehearse
+from services.loadtest.run import Fault, Run
 from services.loadtest.scenario import Scenario
 from services.loadtest.timeline import Timeline
-from services.loadtest.traffic.exchange import Exchange
 from services.loadtest.traffic.plan import Plan
-from services.loadtest.traffic.questions import Questions
-
-REHEARSED = 24
-"""Requests that are sent before the load begins."""
-PATIENCE = 30.0
-"""Seconds that each of them may take."""
-
-
-class CannotRun(RuntimeError):
-    """The load test could not be run; the message says why."""
 
 
 def conduct(options: Options) -> Run:
@@ -51,7 +38,7 @@ def conduct(options: Options) -> Run:
     with open_deployment(scenario, choice) as deployment:
         deployment.check(scenario.actions())
         model = options.model or model_of(deployment.url, options.api_key)
-        warm_up(options, deployment.url, model)
+        rehearse(options, deployment.url, model)
         return run(options, deployment, model)
 
 
@@ -121,54 +108,6 @@ def surges(scenario: Scenario) -> list[Fault]:
         if step.load > usual:
             found.append(Fault(f"load {step.load:g}{unit}", "load", (), False, step.at, applied=step.at))
     return found
-
-
-def model_of(url: str, api_key: str | None) -> str:
-    """The name of a server's model: the first of ``/v1/models``.
-
-    Raises:
-        CannotRun: it does not say.
-    """
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        answer = httpx.get(f"{url}/v1/models", headers=headers, timeout=10, trust_env=False)
-        return str(answer.raise_for_status().json()["data"][0]["id"])
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        raise CannotRun(
-            f"{url}/v1/models names no model ({type(error).__name__}: {error}): is it an OpenAI-compatible server, and up? "
-            "--model gives the name instead"
-        ) from error
-
-
-def warm_up(options: Options, url: str, model: str) -> None:
-    """Asks some of each kind, one after the other: what happens but once is not part of the calm.
-
-    Raises:
-        CannotRun: the server does not answer as it should even before anything is done to it.
-    """
-    traffic = options.scenario.traffic
-    exchange = Exchange(url, Clock(), 1.0, api_key=options.api_key)
-    questions = Questions(traffic.model_copy(update={"hang_up": 0.0}), model, options.semantics, options.seed)
-    records: list[Record] = []
-    try:
-        for number in range(REHEARSED):
-            record, _ = exchange.ask(questions.next(), f"lt-rehearsal-{number}", max(traffic.deadline, PATIENCE), 0.0)
-            if not record.ok:
-                raise CannotRun(f"before the load began, a request ({record.kind}) was answered {_said(record)}")
-            records.append(record)
-    finally:
-        exchange.close()
-    wrong = [record for record in records if record.right is False]
-    # Some may be the server's fault, which is to be judged. If most are, it has not the model that the answers are of.
-    if 2 * len(wrong) > len(records):
-        raise CannotRun(
-            f"before the load began, {wrong[0].said!r} was answered where {wrong[0].expected!r} is right, and so on: for other "
-            "models than the demo model, --no-semantics judges no answers"
-        )
-
-
-def _said(record: Record) -> str:
-    return " ".join(filter(None, (str(record.status or ""), record.code, record.detail))) or str(record.end)
 
 
 def be_worker(options: Options) -> None:

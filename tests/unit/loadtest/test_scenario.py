@@ -54,7 +54,10 @@ def test_a_file_of_ones_own_is_known_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        ("10s kill encoder-1", Action(at=10, line="kill encoder-1", verb="kill", targets=("encoder-1",), options={}, lasts=None)),
+        (
+            "10s kill encoder-1",
+            Action(at=10, line="kill encoder-1", verb="kill", targets=("encoder-1",), options={}, lasts=None),
+        ),
         (
             "1.5s  corrupt  encoder-* probability=0.1  for 500ms",
             Action(
@@ -116,7 +119,9 @@ def test_what_is_no_toml_is_told(tmp_path: Path) -> None:
 
 
 def test_a_timeline_is_repeated_as_often_as_it_fits(tmp_path: Path) -> None:
-    scenario = load(written(tmp_path, LEAST.replace('lasts = "10s"', 'lasts = "10s"\nrepeat = "4s"\ntimeline = ["1s hang for 1s"]')))
+    scenario = load(
+        written(tmp_path, LEAST.replace('lasts = "10s"', 'lasts = "10s"\nrepeat = "4s"\ntimeline = ["1s hang for 1s"]'))
+    )
     assert [action.at for action in scenario.actions()] == [1.0, 5.0]
     assert [action.at for action in scenario.lasting(20).actions()] == [1.0, 5.0, 9.0, 13.0, 17.0]
 
@@ -128,7 +133,8 @@ def test_a_scenario_cannot_end_before_its_timeline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "stepped", "ramped"), [(0, 10, 10), (5, 10, 20), (9.9, 10, 29.8), (10, 30, 30), (15, 30, 17.5), (20, 5, 5), (99, 5, 5)]
+    ("at", "stepped", "ramped"),
+    [(0, 10, 10), (5, 10, 20), (9.9, 10, 29.8), (10, 30, 30), (15, 30, 17.5), (20, 5, 5), (99, 5, 5)],
 )
 def test_the_load_goes_from_step_to_step_at_once_or_evenly(at: float, stepped: float, ramped: float) -> None:
     steps = (Step(at=20, load=5), Step(at=10, load=30))

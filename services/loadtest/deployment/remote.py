@@ -1,0 +1,59 @@
+"""A deployment that is only known by its address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from services.loadtest.deployment.base import Deployment
+from services.loadtest.deployment.route import CannotDo, FaultRoute
+from services.loadtest.scenario import Action
+
+
+class RemoteDeployment(Deployment):
+    """A server somewhere, and those of its encoders whose fault route may be used."""
+
+    def __init__(self, target: str, encoders: tuple[str, ...] = (), secret_file: Path | None = None) -> None:
+        super().__init__()
+        self.url = target
+        self._addresses = {f"encoder-{number}": url for number, url in enumerate(encoders, 1)}
+        self._secret_file = secret_file
+        self.encoders = self.parts = tuple(self._addresses)
+
+    def __enter__(self) -> Self:
+        if self._secret_file is not None:
+            self.route.close()
+            self.route = FaultRoute(read_secret(self._secret_file))
+        return self
+
+    def address(self, part: str) -> str:
+        return self._addresses[part]
+
+    def unable(self, action: Action) -> str:
+        if action.verb == "clear":
+            return ""
+        return (
+            f"a server that is only known by its address cannot be made to {action.verb}: use --docker where its parts are "
+            "containers of this machine, or leave --target out for a pair of this tool's own"
+        )
+
+    def check_lines(self, actions: object) -> None:
+        """Raises CannotDo where faults need an encoder's address and none was given."""
+        assert isinstance(actions, list | tuple)
+        if actions and not self.parts:
+            raise CannotDo(
+                f"{actions[0].line!r} cannot be done: only the server's address is known; give --encoder URL for each encoder "
+                "whose fault route may be used, use --docker, or leave --target out for a pair of this tool's own"
+            )
+        super().check_lines(actions)
+
+    def revive(self, part: str) -> None:
+        """Whoever watches over it starts it."""
+
+
+def read_secret(path: Path) -> bytes:
+    """The deployment secret of a file, as the services read it. Raises CannotDo where there is none."""
+    try:
+        return path.read_bytes().strip()
+    except OSError as error:
+        raise CannotDo(f"the secret file cannot be read: {error}") from error
