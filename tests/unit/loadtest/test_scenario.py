@@ -109,7 +109,7 @@ def test_what_is_wrong_with_its_traffic_is_told(tmp_path: Path, traffic: str, to
 
 
 def test_a_name_that_nobody_has_is_told_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="there is no scenario 'clam'.*calm, corruption"):
+    with pytest.raises(ValueError, match=r"there is no scenario 'clam'.*calm, corruption"):
         load("clam")
 
 
