@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
 
 from services.encoder.window import Window
 from shared.errors import EncoderFailed, InvalidRequest
@@ -18,6 +19,9 @@ from shared.seam import LOOPBACK, Seam
 from shared.wire import Buffer
 
 S = TypeVar("S", bound="zmq.Socket[Any]")
+
+# Milliseconds for which the kernel at the other end may leave a heartbeat unacknowledged, however busy the process there is.
+_CUT = 2000
 
 
 class Publisher:
@@ -35,7 +39,7 @@ class Publisher:
         self._context = zmq.asyncio.Context()
         self._beats_context = zmq.Context()  # with an I/O thread of its own
         self._outboxes: OrderedDict[str, Outbox] = OrderedDict()
-        self._beats: dict[str, zmq.Socket[bytes]] = {}
+        self._beats: dict[str, Beats] = {}
         self._max = max_destinations
         self._high_water_mark = high_water_mark
         self._max_queued_bytes = max_queued_bytes
@@ -71,15 +75,20 @@ class Publisher:
     def beat(self, endpoint: str, frame: bytes) -> None:
         """Sends a heartbeat by a socket that large messages cannot hold up. One that cannot leave gives way to the next.
 
+        Where the connection for heartbeats broke, that for messages is given up too: after a network was cut, or an address
+        has moved, the kernel would go on with it for a quarter of an hour.
+
         Raises:
             InvalidRequest: ``endpoint`` is not an address that may be sent to.
         """
+        if self._beating(endpoint).broke() and endpoint in self._outboxes:
+            self._retire(endpoint)
         try:
-            self._beating(endpoint).send(frame, zmq.NOBLOCK)
+            self._beating(endpoint).socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             # A socket to which something answered that is not ZeroMQ, or has other keys, never connects again.
             self.forget(endpoint)
-            self._beating(endpoint).send(frame, zmq.NOBLOCK)
+            self._beating(endpoint).socket.send(frame, zmq.NOBLOCK)
 
     def forget(self, endpoint: str) -> None:
         """Nobody listens at ``endpoint`` any more: its sockets are closed, one that is sending when that ends."""
@@ -93,12 +102,14 @@ class Publisher:
         for context in (self._context, self._beats_context):
             context.destroy(linger=1000)
 
-    def _beating(self, endpoint: str) -> zmq.Socket[bytes]:
+    def _beating(self, endpoint: str) -> Beats:
         if endpoint not in self._beats:
             socket = self._beats_context.socket(zmq.PUSH)
             # Of what waits for a connection only the newest is kept: an old sign of life is none.
             socket.set(zmq.CONFLATE, 1)
-            self._beats[endpoint] = _connected(socket, endpoint, self.seam)
+            # Not for messages: a reader that takes its time leaves them unacknowledged, too.
+            socket.set(zmq.TCP_MAXRT, _CUT)
+            self._beats[endpoint] = Beats(_connected(socket, endpoint, self.seam))
         return self._beats[endpoint]
 
     def _outbox(self, endpoint: str) -> Outbox:
@@ -125,6 +136,26 @@ class Publisher:
         there = self._outboxes.pop(endpoint)
         there.retired = True
         there.close_if_retired()
+
+
+class Beats:
+    """The socket for heartbeats to one receiver."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self.socket = socket
+        self._events = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
+    def broke(self) -> bool:
+        """Whether its connection has broken since the last call."""
+        found = False
+        while self._events.poll(0):
+            recv_monitor_message(self._events)
+            found = True
+        return found
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.socket.close()
 
 
 class Outbox:
@@ -194,6 +225,7 @@ def _connected(socket: S, endpoint: str, seam: Seam) -> S:
         socket.set(zmq.LINGER, 1000)
         socket.set(zmq.RECONNECT_IVL, 50)
         socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.set(zmq.CONNECT_TIMEOUT, 1000)  # else the kernel asks less and less often while nothing answers
         socket.set(zmq.IPV6, 1)
         socket.connect(endpoint)
     except zmq.ZMQError as error:

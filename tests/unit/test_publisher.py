@@ -6,8 +6,8 @@ import asyncio
 import socket as sockets
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -299,3 +299,62 @@ async def test_whatever_answered_there_before_the_receiver_is_found_when_it_is_b
                         came.add(await socket.recv())
         finally:
             context.destroy(linger=0)
+
+
+class Wire:
+    """Passes on what callers and a receiver say, by connections in the order in which they came. One can swallow everything,
+    as after a network was cut or an address has moved, or break."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self.swallows: set[int] = set()
+        self.callers: list[asyncio.StreamWriter] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = len(self.callers)
+        self.callers.append(writer)
+        there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        self._tasks += [
+            asyncio.create_task(self._pass_on(number, source, sink)) for source, sink in ((reader, back), (there, writer))
+        ]
+
+    async def _pass_on(self, number: int, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await source.read(65_536):
+                if number not in self.swallows:
+                    sink.write(data)
+        sink.close()
+
+
+@asynccontextmanager
+async def wired(target: int) -> AsyncIterator[tuple[str, Wire]]:
+    wire = Wire(target)
+    server = await asyncio.start_server(wire.connect, "127.0.0.1", 0)
+    try:
+        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", wire
+    finally:
+        server.close()
+        for caller in wire.callers:
+            caller.close()
+
+
+async def test_where_the_connection_for_heartbeats_broke_messages_take_a_new_one_too() -> None:
+    with receiving() as (receiver, socket), publishing() as publisher:
+        async with wired(int(receiver.rpartition(":")[2])) as (endpoint, wire):
+            await publisher.publish(endpoint, [b"before"], 5)
+            assert await received(socket) == [b"before"]
+            publisher.beat(endpoint, b"beat")
+            assert await received(socket) == [b"beat"]
+            wire.swallows = {0, 1}
+            wire.callers[1].transport.abort()
+
+            def beats_anew() -> bool:
+                publisher.beat(endpoint, b"beat")
+                return len(wire.callers) > 2
+
+            await until(beats_anew)
+            await publisher.publish(endpoint, [b"after"], 5)
+            async with asyncio.timeout(5):
+                while await received(socket) != [b"after"]:
+                    pass

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from typing import Any
 
 import aiohttp
 from pydantic import ValidationError
@@ -118,9 +120,22 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
 def open_client(seam: Seam = LOOPBACK) -> aiohttp.ClientSession:
     """A client for the encoders: as many connections as there are calls, each of which may take as long as its caller waits."""
     # Names are resolved again after a second: an encoder that comes back may have another address.
-    connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=1, force_close=False)
+    connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=1, force_close=False, socket_factory=_socket)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=None)
     return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=seam.headers())
+
+
+def _socket(address: tuple[Any, ...]) -> socket.socket:
+    """One for an address as ``getaddrinfo`` gives it. A connection that is kept for the next call must not outlive what it
+    leads to: after a network was cut, or an address has moved, it would swallow that call and leave it unanswered."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 2)):
+        if hasattr(socket, name):  # not on every system
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
 
 
 def body_of(call: EncodeRequest, media: Sequence[MediaSource]) -> aiohttp.FormData:
