@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import shutil
 import subprocess
 import time
-import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
-from itertools import count
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from examples.scenes import png, random_exam, random_scene
+from examples.scenes import random_exam
 from tests.chats import MODEL, exam_parts, user
-from tests.processes import ROOT, free_port, wait_for
+from tests.containers.composed import BUILD_TIMEOUT, UP_TIMEOUT, ComposedPair, inspect, run, running
+from tests.processes import wait_for
 
-BUILD_TIMEOUT = 1500
-UP_TIMEOUT = 180
 MAX_IMAGE_BYTES = 2_000_000_000
 EXAMS = 3
 
@@ -31,88 +25,10 @@ EXAMS = 3
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(BUILD_TIMEOUT + UP_TIMEOUT + 120)]
 
 
-def run(*command: str, timeout: float = 60, environment: dict[str, str] | None = None) -> str:
-    """What ``command`` prints. A command that fails, fails the test with all that it said."""
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, timeout=timeout, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}"
-    return done.stdout.strip()
-
-
-def inspect(thing: str, field: str) -> str:
-    """A field of a container or an image, as a Go template names it."""
-    return run("docker", "inspect", "--format", f"{{{{{field}}}}}", thing)
-
-
-def compose_command() -> tuple[str, ...]:
-    """``docker compose`` where the plugin is installed, else ``docker-compose``."""
-    assert shutil.which("docker"), "these tests need a Docker engine and docker compose"
-    plugin = subprocess.run(["docker", "compose", "version"], capture_output=True)
-    return ("docker", "compose") if plugin.returncode == 0 else ("docker-compose",)
-
-
-class ComposedPair:
-    """A project of its own name, so that it meets no other, and a client of its language service."""
-
-    def __init__(self) -> None:
-        self._command = (*compose_command(), "--project-name", f"epd-test-{uuid.uuid4().hex[:8]}")
-        port = free_port()
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("EPD_")}
-        self._environment = clean | {"EPD_LANGUAGE_PORT": str(port)}
-        self.url = f"http://127.0.0.1:{port}"
-        self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
-        self._pictures = count()
-
-    def compose(self, *arguments: str, timeout: float = 60) -> str:
-        return run(*self._command, *arguments, timeout=timeout, environment=self._environment)
-
-    def container(self, service: str) -> str:
-        """The id of a service's container, running or not."""
-        return self.compose("ps", "--all", "--quiet", service)
-
-    def healthy(self, service: str) -> bool:
-        return inspect(self.container(service), ".State.Health.Status") == "healthy"
-
-    def encoders_ready(self) -> int:
-        """How many encoders the language service says that it can ask; -1 while it does not answer."""
-        try:
-            answer = self.client.get("/ready")
-        except httpx.HTTPError:
-            return -1
-        return int(answer.json().get("encoders_ready", -1))
-
-    def wait_until_healthy(self) -> None:
-        wait_for(lambda: self.healthy("encoder") and self.healthy("language"), UP_TIMEOUT, "health of both containers")
-        wait_for(lambda: self.encoders_ready() >= 1, UP_TIMEOUT, "readiness for pictures")
-
-    def new_picture(self) -> dict[str, Any]:
-        """A request about a picture that was not there before."""
-        return user(png(random_scene(random.Random(8)), seed=next(self._pictures)), "Describe the picture.")
-
-    def ask(self, request: dict[str, Any]) -> httpx.Response:
-        return self.client.post("/v1/chat/completions", json=request)
-
-
 @pytest.fixture(scope="module")
 def composed(request: pytest.FixtureRequest) -> Iterator[ComposedPair]:
-    """One pair for all tests here; each leaves it healthy. Its logs are shown when one of them failed."""
-    pair = ComposedPair()
-    failed_before = request.session.testsfailed
-    ready = False
-
-    def show_logs() -> None:
-        if not ready or request.session.testsfailed > failed_before:
-            with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-                print("\n" + pair.compose("logs", "--no-color"))
-
-    with ExitStack() as ending:
-        ending.callback(pair.client.close)
-        ending.callback(pair.compose, "down", "--volumes", timeout=120)
-        ending.callback(show_logs)
-        pair.compose("up", "--detach", "--build", timeout=BUILD_TIMEOUT)
-        pair.wait_until_healthy()
-        ready = True
+    """One pair for all tests here; each leaves it healthy."""
+    with running(ComposedPair(), request) as pair:
         yield pair
 
 
@@ -229,6 +145,23 @@ def test_another_project_has_another_secret(composed: ComposedPair) -> None:
         other.compose("up", "--detach", "--no-build", "encoder", timeout=120)
         wait_for(lambda: other.healthy("encoder"), UP_TIMEOUT, "health of another project's encoder")
         assert secret_of(other.container("encoder")) != secret_of(composed.container("encoder"))
+    finally:
+        other.client.close()
+        other.compose("down", "--volumes", timeout=120)
+
+
+def test_a_picture_is_refused_for_what_it_is_until_an_encoder_has_registered(composed: ComposedPair) -> None:
+    other = ComposedPair()
+    try:
+        other.compose("up", "--detach", "--no-build", "language", timeout=120)
+        wait_for(lambda: other.healthy("language") and other.encoders_ready() == 0, UP_TIMEOUT, "health of the language")
+        refusal = other.ask(other.new_picture())
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "encoder_unavailable")
+        assert int(refusal.headers["retry-after"]) > 0
+        assert other.ask(user("Say yes.")).status_code == 200
+        other.compose("up", "--detach", "--no-build", timeout=120)
+        other.wait_until_healthy()
+        assert other.ask(other.new_picture()).status_code == 200
     finally:
         other.client.close()
         other.compose("down", "--volumes", timeout=120)
