@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from services.loadtest.spans import Floats, Mask
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Row by row what is in ``records``, named as there. ``first`` is NaN where no token came.
+    """Row by row what is in ``records``, named as there, in order of sending. ``first`` is NaN where no token came.
 
     ``due`` is whether an answer is: clients that hung up on purpose are none of anybody's figures.
     """
@@ -37,7 +38,9 @@ class Columns:
     wrong: Mask
 
     @classmethod
-    def of(cls, records: Sequence[Record]) -> Columns:
+    def of(cls, records: Iterable[Record]) -> Columns:
+        records = sorted(records, key=attrgetter("sent"))
+
         def floats(values: list[float | None]) -> Floats:
             return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
@@ -95,6 +98,11 @@ class Columns:
     def unavailable(self) -> Mask:
         """Answers of status 503."""
         return np.asarray(self.answered & (self.status == 503), dtype=np.bool_)
+
+    def sent_between(self, began: float, ended: float) -> slice:
+        """The rows of what was sent from one moment on, and before another."""
+        first, last = np.searchsorted(self.sent, (began, ended))
+        return slice(int(first), int(last))
 
     def pick(self, chosen: Mask, badness: Floats | None = None, most: int | None = None) -> tuple[Record, ...]:
         """The records of some rows, those of the greatest ``badness`` first; the slowest first where none is given."""

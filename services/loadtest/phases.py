@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -50,10 +51,10 @@ def effect(fault: Fault, over: float) -> tuple[float, float]:
     return fault.ordered, fault.ordered if fault.error and fault.applied is None else max(fault.ordered, over)
 
 
-def in_effect(run: Run) -> Floats:
-    """When any fault was in effect."""
+def in_effect(run: Run, faults: Iterable[Fault] | None = None) -> Floats:
+    """When any fault was in effect, or any of some."""
     over = end(run)
-    return union(effect(fault, over) for fault in run.faults)
+    return union(effect(fault, over) for fault in (run.faults if faults is None else faults))
 
 
 def disturbed(run: Run) -> Floats:
@@ -69,19 +70,34 @@ def without_encoders(run: Run) -> Floats:
     and of one that met an error nobody knows how far it went: they prove nothing.
     """
     over = end(run)
-    down: Floats | None = None
-    for encoder in run.encoders:
-        spans = union(
-            (fault.applied, over if fault.lifting is None else fault.lifting)
+    return _on_all(
+        run,
+        [
+            (fault, fault.applied, over if fault.lifting is None else fault.lifting)
             for fault in run.faults
             if fault.disabling
             and fault.applied is not None
             and not fault.error
             and (fault.lifting is not None or fault.cleared is None)
-            and any(fnmatchcase(encoder, target) for target in fault.targets)
+        ],
+    )
+
+
+def all_affected(run: Run) -> Floats:
+    """When some fault, of whatever kind, was in effect on each encoder that the deployment has."""
+    over = end(run)
+    return _on_all(run, [(fault, *effect(fault, over)) for fault in run.faults])
+
+
+def _on_all(run: Run, times: Sequence[tuple[Fault, float, float]]) -> Floats:
+    """When each encoder was hit by one of some faults, given with the times from when to when they count."""
+    found: Floats | None = None
+    for encoder in run.encoders:
+        spans = union(
+            (began, ended) for fault, began, ended in times if any(fnmatchcase(encoder, target) for target in fault.targets)
         )
-        down = spans if down is None else intersection(down, spans)
-    return union([]) if down is None else down
+        found = spans if found is None else intersection(found, spans)
+    return union([]) if found is None else found
 
 
 def phases(run: Run) -> list[Phase]:

@@ -78,11 +78,6 @@ class Record:
             return False
         return self.status == 400 if self.kind is Kind.BROKEN else self.code == "ok"
 
-    @property
-    def asks_encoder(self) -> bool:
-        """Whether it is about pictures."""
-        return self.kind is not Kind.TEXT
-
 
 @dataclass(slots=True)
 class Fault:
@@ -104,6 +99,11 @@ class Fault:
     cleared: float | None = None
     error: str = ""
     """Why it could not be done."""
+
+    @property
+    def of_encoders(self) -> bool:
+        """Whether it was done to encoders, and not only to the language service, or by the load itself."""
+        return any(target != "language" for target in self.targets)
 
 
 @dataclass(frozen=True, slots=True)

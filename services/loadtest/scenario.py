@@ -58,6 +58,11 @@ class Mix(_Part):
             raise ValueError("the mix is empty: give at least one kind a share, such as text = 1")
         return self
 
+    @property
+    def new_pictures(self) -> bool:
+        """Whether there are requests that no cache can answer."""
+        return bool(self.image or self.images or self.huge)
+
 
 class Step(_Part):
     """From ``at`` on, ``load`` arrivals a second or users; between steps it changes evenly where ``ramp`` is set."""
@@ -177,15 +182,16 @@ class Verdicts(_Part):
     )
     """Codes that a 503 may have here."""
     must_see: tuple[str, ...] = ()
-    """Codes of which at least one must come, or the faults did nothing; ``ok`` is one, too."""
+    """Codes that must come, or the faults did nothing; ``ok`` is one, too. Of ``a | b`` one is enough."""
     calm_success: Share | Literal["off"] = 1.0
     """Least share of requests that succeed while no fault is in effect, nor its recovery."""
     fault_success: Share | Literal["off"] = "off"
-    """Least share of requests with pictures that succeed while faults are in effect; 1 where others must take over."""
+    """Least share of requests with pictures that succeed of those sent, or under way, while faults are in effect; 1 where
+    others must take over."""
     text_success: Share | Literal["off"] = 1.0
     """Least share of texts that succeed, at any time."""
     text_p99_ratio: float | Literal["off"] = 1.2
-    """p99 of texts while faults are in effect over that of the calm before."""
+    """p99 of texts while faults of encoders are in effect, and no surge of load, over that in calm."""
     first_503: Seconds | Literal["off"] = "off"
     """Seconds in which a disabling fault must have become a 503 or another encoder's answer, for requests under way and for
     later ones."""
@@ -228,10 +234,15 @@ class Scenario(_Part):
 
     @model_validator(mode="after")
     def _in_time(self) -> Scenario:
-        late = [action.line for action in self.timeline if action.at >= (self.repeat or self.lasts)]
+        round_ = min(self.lasts, self.repeat or self.lasts)
+        late = [action.line for action in self.timeline if action.at >= round_]
         if late:
-            raise ValueError(f"{late[0]!r} comes after the end; the scenario lasts {self.repeat or self.lasts:g} s")
+            raise ValueError(f"{late[0]!r} comes after the end; {self._round} lasts {round_:g} s")
         return self
+
+    @property
+    def _round(self) -> str:
+        return "the scenario" if self.repeat is None else "a round"
 
     def lasting(self, length: float) -> Scenario:
         """The same scenario for another time.
@@ -239,9 +250,9 @@ class Scenario(_Part):
         Raises:
             ValueError: its timeline does not fit in.
         """
-        late = [action.line for action in self.timeline if self.repeat is None and action.at >= length]
+        late = [action for action in self.timeline if action.at >= length]
         if late:
-            raise ValueError(f"{self.name} does {late[0]!r} at {self.timeline[-1].at:g} s: it must last longer than that")
+            raise ValueError(f"{self.name} does {late[0].line!r} at {late[0].at:g} s: it must last longer than that")
         return self.model_copy(update={"lasts": length})
 
     def actions(self) -> list[Action]:

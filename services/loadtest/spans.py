@@ -25,7 +25,9 @@ def union(pairs: Iterable[tuple[float, float]]) -> Floats:
 def intersection(left: Floats, right: Floats) -> Floats:
     """The time that both cover; moments without length are none."""
     overlaps = (
-        (float(max(a[0], b[0])), float(min(a[1], b[1]))) for a in left for b in right[np.searchsorted(right[:, 1], a[0]) :]
+        (float(max(a[0], b[0])), float(min(a[1], b[1])))
+        for a in left
+        for b in right[np.searchsorted(right[:, 1], a[0]) : np.searchsorted(right[:, 0], a[1])]
     )
     return union(pair for pair in overlaps if pair[1] > pair[0])
 
@@ -46,8 +48,3 @@ def end_of(spans: Floats, at: Floats) -> Floats:
     last = np.searchsorted(spans[:, 0], at, side="right") - 1
     known = np.maximum(last, 0)
     return np.where((last >= 0) & (at < spans[known, 1]), spans[known, 1], np.nan)
-
-
-def inside(spans: Floats, at: Floats) -> Mask:
-    """Which moments are in any span, its begin included and its end not."""
-    return ~np.isnan(end_of(spans, at))

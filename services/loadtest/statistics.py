@@ -1,4 +1,4 @@
-"""Percentiles, and how sure one can be of their ratio."""
+"""Percentiles, and whether two differ by more than chance."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.loadtest.spans import Floats
 
-RESAMPLES = 1000
+SHUFFLES = 2000
 CHUNK = 100
 BLOCKS = 20
 
@@ -24,37 +25,49 @@ def percentile(values: Floats, share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A ratio of two 99th percentiles, and its 95 % confidence interval."""
+    """A ratio of two 99th percentiles, and how likely one so large is by chance, were the true one ``bound``."""
 
     value: float
-    low: float
-    high: float
+    chance: float
 
 
-def p99_ratio(values: Floats, at: Floats, base: Floats, base_at: Floats) -> Ratio:
+def p99_ratio(values: Floats, at: Floats, base: Floats, base_at: Floats, bound: float) -> Ratio:
     """How the p99 of ``values``, measured at times ``at``, compares with that of ``base``.
 
-    The interval is a block bootstrap's: whole seconds are drawn, not single values, since what comes together is slow together,
-    and values by themselves would promise more certainty than there is. The same values always give the same interval.
+    The chance is a permutation test's: ``base``, made ``bound`` times as large, would be like ``values``, and so it would not
+    matter which is which. Whole seconds are exchanged, not single values, since what comes together is slow together. Unlike an
+    interval by resampling, this does not take the few values of a short calm for all that there can be. The same values always
+    give the same chance.
     """
-    rng = np.random.default_rng(20)
-    over, under = _resampled(values, at, rng), _resampled(base, base_at, rng)
-    low, high = np.quantile(over / under, (0.025, 0.975))
-    return Ratio(percentile(values, 0.99) / percentile(base, 0.99), float(low), float(high))
-
-
-def _resampled(values: Floats, at: Floats, rng: np.random.Generator) -> Floats:
-    """p99 of ``RESAMPLES`` samples drawn with replacement, block by block of time."""
-    width = max(1e-9, min(1.0, float(np.ptp(at)) / BLOCKS))
-    _, block, sizes = np.unique(np.floor(at / width), return_inverse=True, return_counts=True)
+    width = max(1e-9, min(1.0, float(np.ptp(at)) / BLOCKS, float(np.ptp(base_at)) / BLOCKS))
+    blocks, block, sizes = _blocks(np.floor(at / width), np.floor(base_at / width))
+    pooled = np.concatenate([values, base * bound])
+    ours = np.arange(len(sizes)) < blocks
     # Only the largest values can be a p99: of the rest, it is enough to know how many there are.
-    top = np.argsort(-values)[: max(500, len(values) // 20)]
+    top = np.argsort(-pooled)[: max(500, len(pooled) // 20)]
+    rng = np.random.default_rng(20)
+    seen = _ratios(pooled[top], block[top], sizes, ours[None, :])[0]
+    ratios = [
+        _ratios(pooled[top], block[top], sizes, rng.permuted(np.tile(ours, (CHUNK, 1)), axis=1))
+        for _ in range(0, SHUFFLES, CHUNK)
+    ]
+    larger = int((np.concatenate(ratios) >= seen * (1 - 1e-9)).sum())
+    return Ratio(percentile(values, 0.99) / percentile(base, 0.99), (1 + larger) / (1 + SHUFFLES))
+
+
+def _blocks(left: Floats, right: Floats) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
+    """How many different numbers are on the left; for each place the number of its block, left ones first; blocks' sizes."""
+    first, block, sizes = np.unique(left, return_inverse=True, return_counts=True)
+    _, others, more = np.unique(right, return_inverse=True, return_counts=True)
+    return len(first), np.concatenate([block, others + len(first)]), np.concatenate([sizes, more])
+
+
+def _ratios(top: Floats, block: NDArray[np.int64], sizes: NDArray[np.int64], ours: NDArray[np.bool_]) -> Floats:
+    """p99 of the blocks that are ours over that of the others, in each row of ``ours``. ``top`` are the largest values."""
     found = []
-    for _ in range(0, RESAMPLES, CHUNK):
-        times = rng.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), size=CHUNK)
-        drawn = times @ sizes
+    for chosen in (ours, ~ours):
+        drawn = chosen @ sizes
         above = drawn - np.ceil(0.99 * drawn - 1e-9) + 1
-        reached = np.cumsum(times[:, block[top]], axis=1) >= above[:, None]
-        rows = np.where(reached.any(axis=1), reached.argmax(axis=1), len(top) - 1)
-        found.append(values[top][rows])
-    return np.concatenate(found)
+        reached = np.cumsum(chosen[:, block], axis=1) >= above[:, None]
+        found.append(top[np.where(reached.any(axis=1), reached.argmax(axis=1), len(top) - 1)])
+    return np.asarray(found[0] / found[1])

@@ -1,13 +1,13 @@
 """``python -m tests.broken …``: the language service with the wrong behaviour that ``BROKEN_BY`` names.
 
-Each is something that a server of this kind has really done: see the field reports in the issue tracker of any of them.
+It is what the load tester is tried out on: each breaks one promise of the failure contract, and keeps the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -109,7 +109,7 @@ def hold_up_texts() -> None:
     ChatService.start = instead  # type: ignore[method-assign]
 
 
-BREAKS: Mapping[str, Callable[[], None] | Callable[[], Awaitable[None]]] = {
+BREAKS: Mapping[str, Callable[[], None]] = {
     "silent": answer_silently,
     "dropped": drop_requests,
     "mixed": mix_up,

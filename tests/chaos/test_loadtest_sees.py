@@ -1,6 +1,7 @@
 """The load tester against services that break one promise each: the verdict for that promise fails, and no other does.
 
-And against one that keeps them all, so that it is known not to cry wolf.
+A request that is forgotten breaks several: it has no answer, and is no success either. And one service keeps all promises, so
+that the tool is known not to cry wolf.
 """
 
 from __future__ import annotations

@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
+import httpx
+
 from services.loadtest.deployment.base import Deployment
 from services.loadtest.deployment.route import CannotDo, FaultRoute
 from services.loadtest.scenario import Action
 
 
 class RemoteDeployment(Deployment):
-    """A server somewhere, and those of its encoders whose fault route may be used."""
+    """A server somewhere, and those of its encoders whose fault route may be used.
+
+    Faults can be aimed at these, ``parts``; ``encoders`` are none unless the server says that these are all that it has.
+    """
 
     def __init__(self, target: str, encoders: tuple[str, ...] = (), secret_file: Path | None = None) -> None:
         super().__init__()
@@ -24,7 +29,16 @@ class RemoteDeployment(Deployment):
         if self._secret_file is not None:
             self.route.close()
             self.route = FaultRoute(read_secret(self._secret_file))
+        if self._listed() != len(self.parts):  # those that are not known can go on computing
+            self.encoders = ()
         return self
+
+    def _listed(self) -> int | None:
+        """How many encoders the server says it has; None where it does not say."""
+        try:
+            return len(self._http.get(f"{self.url}/v1/encoders").raise_for_status().json()["data"])
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return None
 
     def address(self, part: str) -> str:
         return self._addresses[part]

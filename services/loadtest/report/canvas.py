@@ -49,6 +49,7 @@ def empty(axis: Axis, height: int) -> go.Figure:
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12},
+        showlegend=True,  # of a single line, too
         legend={
             "orientation": "h",
             "y": 1.02,

@@ -124,18 +124,16 @@ class KindRow:
 
 def by_phase(columns: Columns, phases: list[Phase]) -> list[PhaseRow]:
     """A row for each phase; where they are very many, one for all of the same name."""
-    named: dict[str, list[Phase]] = {}
+    named: dict[str, list[int]] = {}
     for number, phase in enumerate(phases):
-        key = phase.name if len(phases) > MOST_PHASES else str(number)
-        named.setdefault(key, []).append(phase)
+        named.setdefault(phase.name if len(phases) > MOST_PHASES else str(number), []).append(number)
+    begins = np.array([phase.began for phase in phases])
+    where = np.maximum(np.searchsorted(begins, columns.sent, side="right") - 1, 0)
     rows = []
-    for same in named.values():
-        chosen = np.zeros(len(columns.sent), dtype=np.bool_)
-        for phase in same:
-            last = phase is phases[-1]
-            chosen |= (columns.sent >= phase.began) & ((columns.sent < phase.ended) | last)
+    for numbers in named.values():
+        same = [phases[number] for number in numbers]
+        figures = Figures.of(columns, np.isin(where, numbers))
         lasted = sum(phase.seconds for phase in same)
-        figures = Figures.of(columns, chosen)
         rows.append(PhaseRow(same[0].name, same[0].calm, len(same), same[0].began, same[-1].ended, lasted, figures))
     return rows
 

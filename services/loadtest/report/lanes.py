@@ -60,9 +60,11 @@ def lanes(run: Run, axis: Axis) -> Plot:
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=rows_of, range=[-0.5, len(targets) - 0.5])
     figure.update_xaxes(title={"text": ""})  # the plots below say it, and here is no room
     figure.update_yaxes(tickvals=rows_of, ticktext=[_short(target) for target in reversed(targets)])
+    numbers = ", with the same numbers" if len(run.faults) <= MOST_NAMED else ""
+    first = "" if len(run.faults) <= MOST_BANDS else f" of the first {MOST_BANDS}"
     caption = (
         "From when a fault was ordered to when what it hit was well again; hatched from when its end was ordered. The plots "
-        "below show the same as bands, with the same numbers, and what may still be recovery paler."
+        f"below show the same{first} as bands{numbers}, and what may still be recovery paler."
     )
     return Plot("faults", "Faults", caption, figure)
 

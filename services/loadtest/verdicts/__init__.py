@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 from services.loadtest.run import Run
 from services.loadtest.verdicts.answers import answered, honest_failures, no_silent_answer, right
-from services.loadtest.verdicts.conduct import faults_applied, generator, settled
 from services.loadtest.verdicts.detection import failed_fast
 from services.loadtest.verdicts.recovery import recovered
-from services.loadtest.verdicts.success import had_teeth, success
+from services.loadtest.verdicts.settled import settled
+from services.loadtest.verdicts.success import success
 from services.loadtest.verdicts.texts import texts_unnoticed
+from services.loadtest.verdicts.validity import faults_applied, generator, had_teeth
 from services.loadtest.verdicts.verdict import Evidence, Verdict
 
 __all__ = ["Verdict", "judge", "passed"]

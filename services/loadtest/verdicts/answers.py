@@ -64,7 +64,8 @@ def no_silent_answer(evidence: Evidence) -> Verdict:
         lies = asked & (columns.status == 200) & (~np.isnan(columns.first) | columns.success) & (told < until)
     name, promise, bound = "no_silent_answer", "No 200 about a new picture while no encoder can compute.", "none"
     if not len(evidence.no_encoder):
-        return Verdict(name, promise, True, "there was no time without any encoder", bound)
+        known = "there was no time without any encoder" if evidence.run.encoders else "not judged: the encoders are not known"
+        return Verdict(name, promise, True, known, bound)
     length = float((evidence.no_encoder[:, 1] - evidence.no_encoder[:, 0]).sum())
     return Verdict(
         name=name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.loadtest.columns import Columns
-from services.loadtest.phases import disturbed, end, in_effect, without_encoders
+from services.loadtest.phases import all_affected, disturbed, in_effect, without_encoders
 from services.loadtest.run import Record, Run
 from services.loadtest.scenario import Verdicts
 from services.loadtest.spans import Floats, Mask, touched
@@ -33,12 +33,12 @@ class Evidence:
 
     run: Run
     columns: Columns
-    over: float
-    """When the last answer had come."""
     faulty: Floats
     """When any fault was in effect."""
     no_encoder: Floats
     """When certainly no encoder could compute."""
+    all_affected: Floats
+    """When some fault was in effect on each encoder."""
     wholly_calm: Mask
     """Requests from whose sending to whose end no fault was in effect, nor recovered from."""
 
@@ -48,9 +48,9 @@ class Evidence:
         return cls(
             run=run,
             columns=columns,
-            over=end(run),
             faulty=in_effect(run),
             no_encoder=without_encoders(run),
+            all_affected=all_affected(run),
             wholly_calm=~touched(disturbed(run), columns.sent, columns.ended),
         )
 

@@ -141,6 +141,19 @@ def test_a_run_with_next_to_nothing_has_a_page_too(tmp_path: Path, made: Run) ->
     assert "What ran" in page(made, tmp_path).said
 
 
+def test_what_can_be_told_apart_by_numbers_is_and_more_is_not(tmp_path: Path) -> None:
+    few, many = ([fault(at, at + 0.5) for at in np.linspace(1, 38, number)] for number in (3, 30))
+    assert "with the same numbers" in page(calm_run(faults=few), tmp_path).said
+    assert "numbers" not in page(calm_run(faults=many), tmp_path).said.split("How to read")[1].split("Answers")[0]
+
+
+def test_a_single_kind_of_answer_is_named_too(tmp_path: Path) -> None:
+    found = page(run([refused(20)]), tmp_path)
+    (answers,) = [json.loads(script) for script in found.scripts if "answers a second" in script]
+    assert [each["name"] for each in answers["data"]] == ["503 encoder_failed (1)"]
+    assert answers["layout"]["showlegend"]
+
+
 def test_a_report_takes_the_place_of_an_earlier_one_and_leaves_nothing_else(tmp_path: Path) -> None:
     for made in (run([record(1)]), calm_run()):
         write(made, judge(made), tmp_path / "a" / "b")
@@ -200,17 +213,27 @@ def test_percentiles_are_values_that_were_measured() -> None:
     assert math.isnan(percentile(np.array([]), 0.5))
 
 
-def test_the_interval_of_a_ratio_holds_the_truth_and_grows_where_the_slow_come_together() -> None:
+def test_a_ratio_is_hardly_chance_where_all_is_slower_and_may_be_where_one_moment_is() -> None:
     rng = np.random.default_rng(3)
     at = np.sort(rng.uniform(0, 60, 3000))
     values, base = rng.lognormal(0, 0.3, 3000), rng.lognormal(0, 0.3, 3000)
-    alike = p99_ratio(values, at, base, at)
-    assert alike.low < 1 < alike.high
-    slower = p99_ratio(values * 2, at, base, at)
-    assert slower.low > 1.2
-    together = np.where((at > 30) & (at < 31), values * 2, values)
-    bunched, shuffled = p99_ratio(together, at, base, at), p99_ratio(rng.permutation(together), at, base, at)
-    assert bunched.high - bunched.low > 1.3 * (shuffled.high - shuffled.low)
+    assert p99_ratio(values, at, base, at, 1.2).chance > 0.9
+    assert p99_ratio(values * 1.6, at, base, at, 1.2).chance < 0.01
+    together = np.where((at > 30) & (at < 32), values * 3, values)
+    bunched, shuffled = (p99_ratio(each, at, base, at, 1.2) for each in (together, rng.permutation(together)))
+    assert bunched.value == shuffled.value > 1.2
+    assert bunched.chance > 0.1
+    assert shuffled.chance < 0.01
+
+
+def test_a_short_calm_makes_no_ratio_certain() -> None:
+    rng = np.random.default_rng(4)
+    shown = 0
+    for _ in range(60):
+        at, base_at = np.sort(rng.uniform(20, 80, 600)), np.sort(rng.uniform(0, 10, 80))
+        ratio = p99_ratio(rng.lognormal(0, 0.6, 600), at, rng.lognormal(0, 0.6, 80), base_at, 1.0)
+        shown += ratio.value > 1 and ratio.chance <= 0.05
+    assert shown <= 8
 
 
 def test_figures_are_written_as_people_read_them() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from services.loadtest.deployment.verbs import UNDONE_BY, VERBS
 from services.loadtest.scenario import Action, Mix, Step, Traffic, load, shipped
+
+PAGE = Path(__file__).parents[3] / "docs" / "load-testing.md"
 
 SHIPPED = {
     "calm",
@@ -84,6 +88,8 @@ def test_a_line_of_the_timeline_is_a_time_an_action_and_to_whom(line: str, wante
         ('lasts = "10s"\ntimeline = ["5s"]', "'5s' needs a time and an action, as in '10s kill encoder-1'"),
         ('lasts = "10s"\ntimeline = ["5s hang for"]', "must end with its duration, as in 'for 5s'"),
         ('lasts = "10s"\ntimeline = ["12s kill encoder-1"]', "'kill encoder-1' comes after the end; the scenario lasts 10 s"),
+        ('lasts = "10s"\nrepeat = "4s"\ntimeline = ["5s hang"]', "'hang' comes after the end; a round lasts 4 s"),
+        ('lasts = "10s"\nrepeat = "20s"\ntimeline = ["12s hang"]', "'hang' comes after the end; a round lasts 10 s"),
         ('lasts = "10s"\nspeed = 3', "speed: Extra inputs are not permitted"),
     ],
 )
@@ -128,8 +134,23 @@ def test_a_timeline_is_repeated_as_often_as_it_fits(tmp_path: Path) -> None:
 
 def test_a_scenario_cannot_end_before_its_timeline() -> None:
     assert load("encoder-crash").lasting(20).lasts == 20
-    with pytest.raises(ValueError, match="must last longer"):
+    with pytest.raises(ValueError, match="'kill encoder-2' at 14 s: it must last longer"):
         load("encoder-crash").lasting(11)
+    with pytest.raises(ValueError, match="must last longer"):
+        load("soak").lasting(30)  # not even one round
+
+
+def test_the_example_of_the_page_is_a_scenario(tmp_path: Path) -> None:
+    (example,) = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    scenario = load(written(tmp_path, example))
+    assert [action.verb for action in scenario.actions()] == ["kill", "start", "corrupt"]
+
+
+def test_the_page_has_every_verb_and_what_undoes_it() -> None:
+    table = PAGE.read_text().split("| verb |")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (?:`(\w+)`)?", table, re.MULTILINE)
+    assert {verb: opposite for verb, opposite in rows if opposite} == UNDONE_BY
+    assert {name for row in rows for name in row if name} == VERBS - {"clear"}
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ import pytest
 
 from services.loadtest.run import End, Generator, Kind, Leftover, Run
 from services.loadtest.verdicts import Verdict, judge, passed
-from tests.unit.loadtest.runs import calm_run, crash_run, fault, record, refused, run, scenario, text
+from tests.unit.loadtest.runs import ENCODERS, calm_run, crash_run, fault, record, refused, run, scenario, text
 
 CRASH = fault(10, 14)
 BOTH = [fault(10, 20), fault(10, 20, "encoder-2")]
+SURGE = fault(10, 14, line="load 60/s", action="load", targets=(), disabling=False)
 
 
 def named(made: Run) -> dict[str, Verdict]:
@@ -31,10 +32,16 @@ def with_records(*extra: Any, **changes: Any) -> Run:
     return replace(made, records=[*made.records, *extra])
 
 
-def faulty(*extra: Any, without: Callable[[Any], bool] = lambda _: False, faults: Any = None, **verdicts: Any) -> Run:
+def faulty(
+    *extra: Any,
+    without: Callable[[Any], bool] = lambda _: False,
+    faults: Any = None,
+    encoders: tuple[str, ...] = ENCODERS,
+    **verdicts: Any,
+) -> Run:
     """The calm run, with a fault meanwhile that nobody noticed, less some requests, and a few more."""
     asked = scenario(timeline=("10s kill encoder-1",), **verdicts)
-    made = calm_run(scenario=asked, faults=[CRASH] if faults is None else faults)
+    made = calm_run(scenario=asked, faults=[CRASH] if faults is None else faults, encoders=encoders)
     return replace(made, records=[*(each for each in made.records if not without(each)), *extra])
 
 
@@ -80,10 +87,11 @@ NOT_CALM = {"calm_success": "off", "text_success": "off"}
         ("calm", with_records(refused(20))),
         ("calm", faulty(refused(30))),
         ("faults_survived", faulty(refused(12), fault_success=1.0)),
+        ("faults_survived", faulty(refused(9.9, 0.2), fault_success=1.0)),
         ("texts_go_on", faulty(refused(12, kind=Kind.TEXT, code="engine_overloaded"))),
         ("p99", calm_run(scenario=scenario(p99=0.05))),
         ("texts_unnoticed", faulty(*(text(10 + n / 20, 0.2) for n in range(60)))),
-        ("texts_unnoticed", faulty(faults=[fault(2, 20)])),
+        ("texts_unnoticed", faulty(faults=[fault(2, 38)])),
         ("failed_fast", faulty(*(refused(10 + n / 10, 1.1) for n in range(20)), first_503=1.0)),
         ("failed_fast", faulty(*(record(10 + n / 10, 1.5) for n in range(20)), first_503=1.0)),
         (
@@ -98,14 +106,27 @@ NOT_CALM = {"calm_success": "off", "text_success": "off"}
         ),
         ("recovered", faulty(*(refused(14 + n / 2) for n in range(8)), without=pictures_between(13.9, 18.1))),
         ("recovered", faulty(faults=[fault(10, None, lifting=14.0)], calm_success="off")),
+        ("recovered", faulty(without=pictures_between(13.9, 18.1))),
+        (
+            "recovered",
+            faulty(
+                *(refused(14 + n / 2) for n in range(8)),
+                faults=[CRASH, fault(12, 30, "encoder-2", disabling=False)],
+                without=pictures_between(13.9, 18.1),
+            ),
+        ),
+        ("failed_fast", faulty(without=pictures_between(9.8, 14.1), first_503=1.0)),
         ("had_teeth", faulty(must_see=("encoder_failed",))),
         ("had_teeth", faulty(refused(30), must_see=("encoder_failed",), calm_success="off")),
+        ("had_teeth", faulty(refused(12), must_see=("ok", "encoder_lost"))),
         ("faults_applied", faulty(faults=[CRASH, fault(11, None, applied=None, error="no such container")])),
         ("faults_applied", faulty(faults=[])),
+        ("faults_applied", faulty(faults=[SURGE])),
         ("settled", calm_run(leftovers=[Leftover("requests that wait for embeddings", 2)])),
         ("generator", calm_run(generator=Generator(1, 0.95, 0.0, 0))),
         ("generator", calm_run(generator=Generator(1, 0.2, 0.0, 1))),
         ("generator", calm_run(generator=Generator(1, 0.2, 0.3, 0))),
+        ("generator", calm_run(seconds=20.0)),
     ],
 )
 def test_a_broken_promise_fails_the_verdict_that_is_about_it_and_no_other(name: str, made: Run) -> None:
@@ -195,30 +216,91 @@ def test_a_slower_p99_that_may_be_chance_is_not_held_against_it() -> None:
 def test_a_few_texts_are_too_few_to_say() -> None:
     verdict = named(faulty(faults=[fault(10, 12)]))["texts_unnoticed"]
     assert not verdict.holds
-    assert verdict.measured == "too few texts to say (41): raise the rate or last longer"
+    assert verdict.measured == 'too few texts to say (41): raise the rate, last longer, or set text_p99_ratio = "off"'
 
 
 def test_the_same_run_is_always_judged_alike() -> None:
     assert judge(crash_run(honest=False)) == judge(crash_run(honest=False))
 
 
-def test_recovery_is_not_judged_where_nothing_was_asked() -> None:
-    verdict = named(faulty(without=pictures_between(13.9, 18.1)))["recovered"]
+def test_recovery_is_not_judged_where_nothing_was_asked_but_after_other_faults() -> None:
+    verdict = named(faulty(faults=[CRASH, fault(22, 26)], without=pictures_between(13.9, 18.1)))["recovered"]
     assert verdict.holds
     assert "nothing was asked" in verdict.detail
+    assert verdict.measured == "at most 20 ms, of 1 fault"
 
 
 def test_recovery_is_not_judged_while_other_faults_leave_no_encoder() -> None:
     faults = [fault(10, 12), fault(11, 30, "encoder-2"), fault(12, 30, "encoder-1")]
     verdict = named(faulty(faults=faults, without=pictures_between(11.5, 30)))["recovered"]
     assert verdict.holds
-    assert "other faults left no encoder" in verdict.detail
+    assert "all encoders had other faults" in verdict.detail
+
+
+def test_recovery_is_not_judged_while_another_fault_goes_on_everywhere() -> None:
+    lies = fault(12, 20, "encoder-*", "corrupt", disabling=False)
+    corrupt = (refused(14 + n / 2, code="embedding_corrupt") for n in range(12))
+    made = faulty(*corrupt, faults=[CRASH, lies], without=pictures_between(13.9, 20))
+    assert failing(made) == []
+    assert named(made)["recovered"].measured == "at most 120 ms, of 1 fault"
 
 
 def test_a_run_that_ends_too_early_does_not_show_recovery() -> None:
     verdict = named(faulty(refused(39), faults=[fault(30, 38)], without=pictures_between(37, 40)))["recovered"]
     assert not verdict.holds
     assert "let the scenario last longer" in verdict.detail
+    assert verdict.measured == "never, of 1 fault"
+
+
+def test_texts_that_a_surge_of_load_slows_are_not_held_against_encoders() -> None:
+    slow = [text(10 + n / 20, 0.2) for n in range(60)]
+    assert failing(faulty(*slow, faults=[SURGE, fault(16, 25)])) == []
+    assert "texts_unnoticed" not in named(faulty(*slow, faults=[SURGE]))
+    language = fault(10, 14, "language", "pause")
+    assert failing(faulty(*slow, *(record(10, 3) for _ in range(20)), faults=[language, fault(16, 25)], first_503=1.0)) == []
+
+
+def test_a_kind_that_is_slow_in_calm_may_be_slow_in_a_fault() -> None:
+    huge = [record(at, 2.0, Kind.HUGE) for at in (2, 4, 6, 9, 11)]
+    assert failing(faulty(*huge, first_503=0.5)) == []
+    assert failing(faulty(*huge[:4], record(11, 2.6, Kind.HUGE), first_503=0.5)) == ["failed_fast"]
+
+
+def test_what_was_done_before_the_last_encoder_fell_does_not_count_as_waiting() -> None:
+    made = faulty(record(9.95, 0.1), refused(14), faults=BOTH, without=pictures_between(9.8, 20), first_503=0.5)
+    assert failing(made) == []
+    assert "the first 50 ms after no encoder was left" in named(made)["failed_fast"].measured
+
+
+def test_a_broken_picture_may_be_refused_while_encoders_are_down() -> None:
+    made = faulty(refused(12, kind=Kind.BROKEN), record(13, kind=Kind.BROKEN), faults=BOTH, without=pictures_between(9.9, 20))
+    assert failing(made) == []
+
+
+def test_a_stream_may_end_with_an_error_after_its_first_token() -> None:
+    event = record(10.5, 1, streamed=True, first=10.6, code="encoder_lost", right=None)
+    assert failing(faulty(event, first_503=1.0)) == []
+    assert failing(faulty(replace(event, end=End.BROKEN))) == ["answered"]
+
+
+def test_of_alternatives_one_code_is_enough() -> None:
+    assert failing(faulty(refused(12), must_see=("encoder_lost | encoder_failed",))) == []
+
+
+def test_without_known_encoders_it_is_said_that_silence_is_not_judged() -> None:
+    verdict = named(faulty(record(12, 0.5), faults=[fault(10, 20, "encoder-*")], encoders=()))["no_silent_answer"]
+    assert (verdict.holds, verdict.measured) == (True, "not judged: the encoders are not known")
+
+
+def test_a_client_that_left_with_a_made_up_token_is_a_witness() -> None:
+    left = record(12, 0.5, end=End.HUNG_UP, streamed=True, first=12.5, code="", right=None)
+    assert failing(faulty(left, faults=BOTH, without=pictures_between(9.9, 20))) == ["no_silent_answer"]
+
+
+def test_of_text_only_traffic_nothing_is_asked_that_it_cannot_show() -> None:
+    made = faulty(without=lambda each: each.kind is not Kind.TEXT, first_503=1.0)
+    asked = scenario(timeline=("10s kill encoder-1",), mix={"text": 1}, first_503=1.0)
+    assert not {"recovered", "failed_fast"} & set(named(replace(made, scenario=asked)))
 
 
 def test_what_is_off_or_cannot_apply_is_left_out() -> None:
@@ -241,3 +323,11 @@ def test_a_hundred_thousand_requests_are_judged_in_seconds() -> None:
     began = time.process_time()
     judge(made)
     assert time.process_time() - began < 10  # 1 s on two slow cores
+
+
+def test_so_are_a_thousand_faults() -> None:
+    faults = [fault(5 + n / 33, 5 + n / 33 + 0.01, "encoder-*") for n in range(1000)]
+    records = [record(at / 1000, 0.001) for at in range(40_000)]
+    began = time.process_time()
+    judge(run(records, faults, scenario=scenario(first_503=0.5, fault_success=0.1)))
+    assert time.process_time() - began < 5  # 0.3 s
