@@ -96,12 +96,12 @@ def generate(port: int, traffic: str, lasts: float) -> None:
     """The generator: prints what it did. Locust patches what is imported after it, so this has a process of its own."""
     import locust  # noqa: F401, I001
     from services.loadtest.scenario import Scenario
-    from services.loadtest.traffic.headless import run
+    from services.loadtest.traffic.loop import make_load_alone
     from services.loadtest.traffic.plan import Plan
 
     scenario = Scenario.model_validate({"name": "x", "title": "x", "lasts": lasts, "traffic": json.loads(traffic)})
     plan = Plan(scenario, f"http://127.0.0.1:{port}", "demo_model")
-    run(plan)
+    make_load_alone(plan)
     assert plan.ledger.began is not None
     records = plan.ledger.records(plan.ledger.began)
     made = plan.ledger.generator()

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TextIO
 
 from services.loadtest.conduct import be_worker, conduct
+from services.loadtest.interruption import interruptible
 from services.loadtest.options import Options, options_of, parse
+from services.loadtest.preparation import allow_connections, make_room
 from services.loadtest.rehearsal import CannotRun
 from services.loadtest.report import read, write
 from services.loadtest.run import Run
@@ -29,8 +31,7 @@ def command(arguments: Sequence[str] | None = None) -> int:
         for name in shipped():
             print(f"{name:20}{load(name).title}")
         return PASSED
-    # As Ctrl-C: whatever was done to a deployment is undone first.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
         if asked.judge is not None:
             return judged(read(asked.judge), asked.judge.parent, sys.stdout)
@@ -45,10 +46,14 @@ def command(arguments: Sequence[str] | None = None) -> int:
 
 def tested(options: Options, out: TextIO) -> int:
     """Runs a load test and judges it; a worker only makes load."""
+    allow_connections(options.scenario.traffic)
     if options.worker:
         be_worker(options)
         return PASSED
-    return judged(conduct(options), options.report, out)
+    make_room(options.report, options.scenario)
+    with interruptible():
+        run = conduct(options)
+    return judged(run, options.report, out)
 
 
 def judged(run: Run, folder: Path, out: TextIO) -> int:

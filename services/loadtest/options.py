@@ -93,8 +93,8 @@ def parser() -> argparse.ArgumentParser:
     generator.add_argument("--processes", type=int, default=0, help="make the load with so many processes of this machine")
     generator.add_argument("--master", action="store_true", help="make the load with workers on other machines")
     generator.add_argument("--worker", action="store_true", help="be one of them; needs the same scenario and --target")
-    generator.add_argument("--master-host", default="127.0.0.1", help="where workers find the master, and where it listens")
-    generator.add_argument("--master-port", type=int, default=5557)
+    generator.add_argument("--master-host", default="127.0.0.1", help="where a worker finds the master")
+    generator.add_argument("--master-port", type=int, default=5557, help="where the master listens, on all addresses")
     generator.add_argument("--expect-workers", type=int, default=1, help="workers that the master waits for")
     return line
 
@@ -112,8 +112,10 @@ def options_of(asked: argparse.Namespace) -> Options:
         scenario = scenario.lasting(_duration(asked.duration))
     if asked.worker and asked.target is None:
         raise ValueError("a worker needs --target, the server that it loads")
-    if asked.worker and (asked.master or asked.processes):
-        raise ValueError("a worker is no master: give --worker, or --master, or --processes")
+    if asked.processes < 0 or asked.expect_workers < 1:
+        raise ValueError("--processes and --expect-workers are numbers of generators")
+    if sum((asked.worker, asked.master, asked.processes > 0)) > 1:
+        raise ValueError("give only one of --worker, --master and --processes")
     if asked.docker and asked.encoder:
         raise ValueError("--docker finds the encoders by itself: leave --encoder out")
     return Options(

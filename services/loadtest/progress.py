@@ -42,7 +42,7 @@ class Progress:
 
     def end(self) -> None:
         """The line stays; what comes next begins another."""
-        if self._over:
+        if self._over and self._width:
             self._stream.write("\n")
             self._stream.flush()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 
 from services.loadtest.clock import Clock
+from services.loadtest.deployment.route import client
 from services.loadtest.options import Options
 from services.loadtest.run import Record
 from services.loadtest.traffic.exchange import Exchange
@@ -26,7 +27,8 @@ def model_of(url: str, api_key: str | None) -> str:
     """
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        answer = httpx.get(f"{url}/v1/models", headers=headers, timeout=10, trust_env=False)
+        with client(timeout=10) as http:
+            answer = http.get(f"{url}/v1/models", headers=headers)
         return str(answer.raise_for_status().json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         raise CannotRun(

@@ -132,6 +132,7 @@ def test_every_file_that_a_page_names_exists(page: str) -> None:
         Path("services/language"),
         Path("services/encoder"),
         Path("services/language/engine/torch"),
+        Path("services/loadtest"),
     ]
     named = set(re.findall(r"`([\w/.-]+\.(?:py|md|yml|toml|png|conf))`|\]\(([\w/.-]+)\)", text))
     for name in {first or second for first, second in named}:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from services.loadtest.deployment.network import Conditions
 from services.loadtest.deployment.process import Process
 from services.loadtest.deployment.route import CannotDo, FaultRoute
 from services.loadtest.deployment.verbs import NETWORK
+from services.loadtest.ports import free_port
 from services.loadtest.scenario import Action, Scenario
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -129,11 +129,11 @@ class LocalPair(Deployment):
         spawner = stack.enter_context(ThreadPoolExecutor(1, "loadtest-spawner"))
         stack.callback(self._end)
         for name in self.encoders:
-            host, port = (self._spaces.address(name), 8001) if self._spaces else ("127.0.0.1", _free_port())
+            host, port = (self._spaces.address(name), 8001) if self._spaces else ("127.0.0.1", free_port())
             self._addresses[name] = f"http://{host}:{port}"
             settings = {"EPD_FAULTS_ENABLED": "true", "EPD_HOST": host, **keys}
             self._add(self._pair.encoder_module, name, port, settings, self._pair.encoder, spawner)
-        port = _free_port()
+        port = free_port()
         self.url = self._addresses[LANGUAGE] = f"http://127.0.0.1:{port}"
         settings = {"EPD_ENCODERS": ",".join(self._addresses[name] for name in self.encoders), **keys}
         settings |= {"EPD_DATA_HOST": self._spaces.host} if self._spaces else {}
@@ -196,9 +196,3 @@ def flags(settings: Mapping[str, object]) -> Sequence[str]:
         else:
             found += [f"--{flag}", str(value)]
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -6,33 +6,35 @@ import contextlib
 import ipaddress
 import json
 import os
-import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from services.loadtest.deployment import network
 from services.loadtest.deployment.network import Command, Conditions
+from services.loadtest.deployment.process import bound_to_parent
 from services.loadtest.deployment.route import CannotDo
 
 # For benchmarks of networks (RFC 2544): no host of anybody's has such an address.
 _RANGE = ipaddress.IPv4Network("198.18.0.0/15")
-_NAME = re.compile(r"epd(\d+)-(\d+)")
 _INSIDE = "eth0"
+_WITHIN = 20.0  # seconds for a command
 
 
 class Namespaces:
     """A namespace for each name, with a link to the host's network. Needs root. Leaves nothing behind.
 
-    The host has one address for all of them, ``host``; packets to a namespace go through a virtual cable of its own. Names
-    carry this process's id, so that what a run that crashed left is found and removed by the next.
+    The host has one address for all of them, ``host``; packets to a namespace go through a virtual cable of its own. It has no
+    name in the system: it is there as long as processes are in it, of which the first only sleeps, and ends with the thread
+    that enters this. So the kernel removes all of it when the load tester is killed.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
-        self._spaces: dict[str, str] = {}
+        self._sleepers: dict[str, subprocess.Popen[bytes]] = {}
         self._addresses: dict[str, str] = {}
         self._slow: dict[str, Conditions] = {}
         self._netem = False
@@ -42,25 +44,25 @@ class Namespaces:
         """Raises CannotDo where namespaces cannot be made."""
         if reason := obstacle():
             raise CannotDo(reason)
-        sweep()
         self._netem = has_netem()
-        subnet = free_subnet(_networks())
-        hosts = subnet.hosts()
+        hosts = free_subnet(_networks()).hosts()
         self.host = str(next(hosts))
         try:
-            taken = {int(match[2]) for match in _NAME.finditer(_run(("ip", "netns", "list"))) if int(match[1]) == os.getpid()}
-            numbers = (number for number in range(1, 1000) if number not in taken)
-            for name, number, address in zip(self._names, numbers, hosts, strict=False):
-                self._add(name, number, str(address))
+            for name, address in zip(self._names, hosts, strict=False):
+                self._add(name, str(address))
         except BaseException:
             self.__exit__(None, None, None)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        for space in self._spaces.values():
-            _remove(space)
-        self._spaces.clear()
+        for sleeper in self._sleepers.values():
+            # It goes with the namespace, but the kernel takes its time for that.
+            with contextlib.suppress(CannotDo):
+                _run(("ip", "link", "delete", _outside(sleeper)))
+            sleeper.kill()
+            sleeper.wait()
+        self._sleepers.clear()
 
     def address(self, name: str) -> str:
         """The address inside the namespace."""
@@ -68,7 +70,7 @@ class Namespaces:
 
     def inside(self, name: str, command: Iterable[str]) -> list[str]:
         """The command that runs another inside."""
-        return ["ip", "netns", "exec", self._spaces[name], *command]
+        return ["nsenter", f"--net=/proc/{self._sleepers[name].pid}/ns/net", *command]
 
     def disconnect(self, name: str) -> None:
         """No packet passes any more."""
@@ -85,7 +87,7 @@ class Namespaces:
             self.restore(name)
         self._slow[name] = conditions
         self._all(name, [*network.lose(conditions, self._netem), *network.shape(_INSIDE, conditions, self._netem)])
-        for command in network.shape(_outside(self._spaces[name]), conditions, self._netem):
+        for command in network.shape(_outside(self._sleepers[name]), conditions, self._netem):
             _run(command)
 
     def restore(self, name: str) -> None:
@@ -94,20 +96,19 @@ class Namespaces:
         if conditions is None:
             return
         self._all(name, [*network.lose_no_more(conditions, self._netem), *network.unshape(_INSIDE, conditions, self._netem)])
-        for command in network.unshape(_outside(self._spaces[name]), conditions, self._netem):
+        for command in network.unshape(_outside(self._sleepers[name]), conditions, self._netem):
             _run(command)
 
-    def _add(self, name: str, number: int, address: str) -> None:
-        space = f"epd{os.getpid()}-{number}"
-        _run(("ip", "netns", "add", space))
-        self._spaces[name], self._addresses[name] = space, address
-        outside = _outside(space)
-        _run(("ip", "link", "add", outside, "type", "veth", "peer", "name", _INSIDE, "netns", space))
+    def _add(self, name: str, address: str) -> None:
+        sleeper = subprocess.Popen(bound_to_parent(["unshare", "--net", "sleep", "infinity"]), start_new_session=True)
+        self._sleepers[name], self._addresses[name] = sleeper, address
+        _await_namespace(sleeper)
+        outside = _outside(sleeper)
+        _run(("ip", "link", "add", outside, "type", "veth", "peer", "name", _INSIDE, "netns", str(sleeper.pid)))
         _run(("ip", "address", "add", f"{self.host}/32", "peer", f"{address}/32", "dev", outside))
         _run(("ip", "link", "set", outside, "up"))
-        _run(("ip", "-n", space, "address", "add", f"{address}/32", "peer", f"{self.host}/32", "dev", _INSIDE))
-        _run(("ip", "-n", space, "link", "set", "lo", "up"))
-        _run(("ip", "-n", space, "link", "set", _INSIDE, "up"))
+        inside = ("address", "add", f"{address}/32", "peer", f"{self.host}/32", "dev", _INSIDE)
+        self._all(name, [("ip", *inside), ("ip", "link", "set", "lo", "up"), ("ip", "link", "set", _INSIDE, "up")])
 
     def _all(self, name: str, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -116,7 +117,7 @@ class Namespaces:
 
 def obstacle() -> str:
     """Why namespaces cannot be made here, in one sentence; empty where they can."""
-    missing = [tool for tool in ("ip", "tc", "iptables", "unshare") if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "tc", "iptables", "unshare", "nsenter") if shutil.which(tool) is None]
     if missing:
         return f"network faults need {' and '.join(missing)} (packages iproute2, iptables, util-linux)"
     if os.geteuid() != 0:
@@ -146,17 +147,6 @@ def has_netem() -> bool:
     return True
 
 
-def sweep() -> None:
-    """Removes namespaces of load tests whose process is gone."""
-    for match in _NAME.finditer(_run(("ip", "netns", "list"))):
-        try:
-            os.kill(int(match[1]), 0)
-        except ProcessLookupError:
-            _remove(match[0])
-        except PermissionError:
-            continue  # it lives, and is somebody else's
-
-
 def free_subnet(taken: Iterable[ipaddress.IPv4Network]) -> ipaddress.IPv4Network:
     """A /24 for benchmarks that overlaps nothing of what is taken. Another process looks for one from another place on.
 
@@ -183,22 +173,24 @@ def _networks() -> list[ipaddress.IPv4Network]:
     return [ipaddress.IPv4Network(text, strict=False) for text in found if text != "default"]
 
 
-def _outside(space: str) -> str:
-    return space.replace("-", "h")
+def _await_namespace(process: subprocess.Popen[bytes]) -> None:
+    """Returns when a process that was just started is in its own namespace. Raises CannotDo where it does not get there."""
+    ours, deadline = os.readlink("/proc/self/ns/net"), time.monotonic() + _WITHIN
+    while process.poll() is None and time.monotonic() < deadline:
+        if os.readlink(f"/proc/{process.pid}/ns/net") != ours:
+            return
+        time.sleep(0.005)
+    raise CannotDo(f"no network namespace could be made: unshare ended with status {process.poll()}")
 
 
-def _remove(space: str) -> None:
-    # The cable goes with the namespace, but only when the last process in there is gone; and names can only be used once.
-    with contextlib.suppress(CannotDo):
-        _run(("ip", "link", "delete", _outside(space)))
-    with contextlib.suppress(CannotDo):
-        _run(("ip", "netns", "delete", space))
+def _outside(sleeper: subprocess.Popen[bytes]) -> str:
+    return f"epd{sleeper.pid}"
 
 
 def _run(command: Sequence[str]) -> str:
     """What a command writes. Raises CannotDo where it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotDo(f"{' '.join(command)}: {error}") from error
     if done.returncode:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import shutil
 import signal
 import subprocess
@@ -14,8 +14,14 @@ from pathlib import Path
 from services.loadtest.deployment.route import CannotDo
 
 _DEATH = 10.0  # seconds until a process must be gone after SIGKILL, or stand still after SIGSTOP
-_MEEK = 19
 _DRAIN = 30.0  # the same after SIGTERM, with what it has to finish
+_MEEK = 19
+
+
+def bound_to_parent(command: Sequence[str]) -> list[str]:
+    """The command that runs another, which the kernel ends with the thread that started it, where the system has that."""
+    setpriv = shutil.which("setpriv")
+    return [*([setpriv, "--pdeathsig", "KILL"] if setpriv else []), *command]
 
 
 class Process:
@@ -30,8 +36,7 @@ class Process:
     ) -> None:
         self.name = name
         self.log = log
-        setpriv = shutil.which("setpriv")
-        self._command = [*([setpriv, "--pdeathsig", "KILL"] if setpriv else []), *command]
+        self._command = bound_to_parent(command)
         self._environment = dict(environment)
         self._folder = folder
         self._spawner = spawner
@@ -48,26 +53,25 @@ class Process:
 
         That is for the middle of a run: it imports torch, which takes seconds of a core. On a small machine these would be
         missing to the service that goes on and to the load itself, which they would not where encoders have hosts of their own.
-        Only root can give the priority back, so it is only taken from a process of root's.
         """
         if self.running:
             return
-        self._meek = meek and os.geteuid() == 0
-        command = ["nice", "-n", str(_MEEK), *self._command] if self._meek else self._command
-        self._child = self._spawner.submit(self._spawn, command).result()
+        self._meek = meek
+        self._child = self._spawner.submit(self._spawn, self._command).result()
+        if meek:
+            self._be_nice(_MEEK)
 
     def settle(self) -> None:
         """Gives it its share of the processors: it is up."""
-        if not self._meek or self._child is None:
-            return
-        self._meek = False
-        for task in Path(f"/proc/{self._child.pid}/task").glob("*"):
-            try:
-                # Some threads have given themselves another one, which they keep.
-                if os.getpriority(os.PRIO_PROCESS, int(task.name)) == _MEEK:
-                    os.setpriority(os.PRIO_PROCESS, int(task.name), 0)
-            except ProcessLookupError:
-                continue  # a thread that has ended meanwhile
+        if self._meek:
+            self._meek = False
+            self._be_nice(0)
+
+    def _be_nice(self, nice: int) -> None:
+        """Linux shares processors out among sessions, and each service is one: what counts is how nice that is as a whole."""
+        assert self._child is not None
+        with contextlib.suppress(OSError):  # a system without such groups, or a process that has ended meanwhile
+            Path(f"/proc/{self._child.pid}/autogroup").write_text(str(nice))
 
     def kill(self) -> None:
         """SIGKILL; returns when it is gone."""

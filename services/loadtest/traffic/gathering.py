@@ -37,7 +37,7 @@ def gather(environment: Environment, ledger: Ledger, waits: float) -> None:
 def idle(runner: Runner, ledger: Ledger) -> bool:
     """Whether nothing is under way any more, and all records are there."""
     if isinstance(runner, MasterRunner):
-        return ledger.idle([name for name, node in runner.clients.items() if node.state != STATE_MISSING])
+        return ledger.idle([*runner.clients])  # also of those that are silent for a moment
     return not runner.user_count and not ledger.open
 
 
@@ -72,6 +72,7 @@ def _follow(environment: Environment, runner: Runner, ledger: Ledger, waits: flo
     def finish(**_: Any) -> None:
         _wait(lambda: not ledger.open, waits)
         report()
+        environment.stop_timeout = 0.0  # a worker of Locust's waits so long once more, and hears no order to quit meanwhile
 
     environment.events.test_stop.add_listener(finish)
     if isinstance(runner, WorkerRunner):

@@ -26,7 +26,7 @@ class Failed(Exception):
 
 
 class Plan:
-    """A scenario's traffic against one server. Nothing is shared with the processes that Locust forks before ``install``.
+    """A scenario's traffic against one server.
 
     Args:
         url: base URL of the server, without ``/v1``.
@@ -58,7 +58,8 @@ class Plan:
         self._asked = 0
 
     def install(self, environment: Environment) -> None:
-        """Makes this process ready; to be called when Locust fires ``init``, before other listeners of ``test_stop`` are added.
+        """Makes this process ready; to be called when the environment has its runner, and before other listeners of
+        ``test_stop`` are added.
 
         Also sets Locust's stop timeout, so that requests that are under way at the end get their answers.
         """

@@ -1,25 +1,16 @@
-"""Runs a scenario's traffic, and prints what the ledger has: a process of its own, since Locust patches what it touches.
-
-As a script it is the only generator; as a locustfile (settings in ``LOADING``) it is one of several, and its master prints.
-"""
+"""Runs a scenario's traffic, and prints what the ledger has: a process of its own, since Locust patches what it touches."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
-from typing import Any
 
-import locust
-from locust.env import Environment
-from locust.runners import WorkerRunner
+import locust  # noqa: F401
 
 from services.loadtest.scenario import Scenario
-from services.loadtest.traffic.headless import run
+from services.loadtest.traffic.loop import make_load_alone
 from services.loadtest.traffic.plan import Plan
-from services.loadtest.traffic.shape import shape_class
-from services.loadtest.traffic.users import client_class
 
 
 def planned(text: str) -> Plan:
@@ -35,16 +26,7 @@ def show(plan: Plan) -> None:
 
 if __name__ == "__main__":
     plan = planned(sys.argv[1])
-    environment = run(plan)
+    environment = make_load_alone(plan)
     show(plan)
     counted = {name: [entry.num_requests, entry.num_failures] for (name, _), entry in environment.stats.entries.items()}
     print("COUNTED " + json.dumps(counted), flush=True)
-elif "LOADING" in os.environ:
-    plan = planned(os.environ["LOADING"])
-    Client, Shape = client_class(plan), shape_class(plan)
-
-    @locust.events.init.add_listener  # type: ignore[untyped-decorator]
-    def install(environment: Environment, **_: Any) -> None:
-        plan.install(environment)
-        if not isinstance(environment.runner, WorkerRunner):
-            environment.events.test_stop.add_listener(lambda **_: show(plan))  # type: ignore[no-untyped-call]

@@ -28,7 +28,7 @@ class Connection:
                 return b""
             got += more
         head, _, body = got.partition(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0] or 0)
         while len(body) < length:
             body += self.sock.recv(65536)
         self._requests.append(head + b"\r\n\r\n" + body)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from services.loadtest.deployment.route import client
 from tests.processes import ROOT
 from tests.unit.loadtest.scripted import Connection, Server, forever, nobody
 
@@ -273,7 +274,7 @@ def test_a_client_leaves_a_stream_with_its_first_token(asker: Asker) -> None:
     assert record["first"] is not None
 
 
-def test_encrypted_connections(tmp_path: Path) -> None:
+def test_encrypted_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("makes a certificate by openssl")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
@@ -291,6 +292,11 @@ def test_encrypted_connections(tmp_path: Path) -> None:
     with Asker(SSL_CERT_FILE=str(certificate)) as trusting, Server(forever(chat), tls=context) as server:
         assert [trusting.ask(server.url)["code"] for _ in range(3)] == ["ok"] * 3
         assert server.connections == 1
+        # What else asks the server trusts the same.
+        with monkeypatch.context() as patch:
+            patch.setenv("SSL_CERT_FILE", str(certificate))
+            with client(timeout=5) as http:
+                assert http.get(f"{server.url}/v1/models").status_code == 200
     with Asker() as wary, Server(forever(chat), tls=context) as server:
         record = wary.ask(server.url)
     assert record["end"] == "broken"

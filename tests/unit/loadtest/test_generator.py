@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ import pytest
 from benchmarks.generator import ANSWERS, answer
 from services.loadtest.scenario import Step, Traffic
 from services.loadtest.traffic.arrivals import arrivals_per_user, users_at
-from tests.processes import ROOT, free_port
+from tests.processes import ROOT
 from tests.unit.loadtest.scripted import Connection, Script, Server, forever
 
 MIX = {"text": 1}
@@ -171,21 +170,6 @@ def test_what_is_too_much_is_skipped_and_counted() -> None:
         release.set()
         assert len(server.requests) == len(loop.records) == 4
     assert loop.generator["skipped"] > 20
-
-
-def test_a_master_has_the_records_of_all_workers() -> None:
-    with Server(slowly(0.4)) as server:
-        command = [sys.executable, "-m", "locust", "-f", "tests/unit/loadtest/loading.py", "--headless", "--processes", "2"]
-        port = str(free_port())
-        command += ["--master-port", port, "--master-bind-port", port]
-        environment = {**os.environ, "LOADING": order(server.url, 2, rate=40), "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
-        loop = found(done.stdout)
-        assert len(server.requests) == len(loop.records) > 20
-    assert len({record["id"] for record in loop.records}) == len(loop.records)
-    assert len({record["id"].split("-")[1] for record in loop.records}) == loop.generator["processes"] == 2
-    assert {record["end"] for record in loop.records} == {"answered"}
-    assert loop.generator["cpu"] > 0
 
 
 def test_the_benchmarks_answers_are_such() -> None:

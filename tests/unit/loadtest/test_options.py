@@ -40,7 +40,9 @@ def test_a_scenario_can_last_longer() -> None:
         (["clam"], "there is no scenario 'clam'"),
         (["calm", "--duration", "long"], "'long' is no duration"),
         (["calm", "--worker"], "a worker needs --target"),
-        (["calm", "--worker", "--target", "http://a", "--processes", "2"], "a worker is no master"),
+        (["calm", "--worker", "--target", "http://a", "--processes", "2"], "only one of --worker"),
+        (["calm", "--master", "--processes", "2"], "only one of --worker"),
+        (["calm", "--processes", "-1"], "--processes and --expect-workers are numbers"),
         (["calm", "--docker", "--encoder", "http://a"], "finds the encoders by itself"),
     ],
 )
