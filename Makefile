@@ -61,6 +61,7 @@ bench: $(VENV)/.installed ## Measure speed and failures on this machine, and wri
 	$(BIN)/python -m benchmarks.serving --models tiny small --write docs/performance.md
 	$(BIN)/python -m benchmarks.identity --write docs/performance.md
 	$(BIN)/python -m benchmarks.seam --write docs/performance.md
+	$(BIN)/python -m benchmarks.generator --write docs/performance.md
 
 clean: ## Remove what was built and installed
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
