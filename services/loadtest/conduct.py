@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from threading import Event, Thread
+
+import locust
 
 from services.loadtest.deployment import Choice, Deployment, open_deployment
 from services.loadtest.generators import Generators, be_worker_of
@@ -94,7 +98,17 @@ def run(options: Options, deployment: Deployment, model: str) -> Run:
         samples=observer.samples,
         generator=plan.ledger.generator(),
         leftovers=observer.leftovers(),
+        notes=notes_of(options),
     )
+
+
+def notes_of(options: Options) -> list[str]:
+    """Where the load came from."""
+    system = f"{platform.platform()}, Python {platform.python_version()}, Locust {locust.__version__}"
+    notes = [f"generator: {os.cpu_count()} cores, {system}"]
+    if options.target is None:
+        notes.append("the pair ran on the machine that made the load, and shared its cores with it")
+    return notes
 
 
 def surges(scenario: Scenario) -> list[Fault]:
