@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from typing import Any, TypeVar
 
 import httpx
 
+from services.loadtest.ports import free_port
+
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = ROOT / "examples" / "demo_model"
 START_TIMEOUT = 90.0
@@ -23,13 +24,6 @@ UNCACHED: dict[str, Any] = {"embedding_cache_bytes": 0, "media_cache_bytes": 0}
 """Settings of either service by which a picture that comes again takes the same way as the first time."""
 
 T = TypeVar("T")
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(condition: Callable[[], T], timeout: float, what: str) -> T:

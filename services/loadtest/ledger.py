@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
+
 from services.loadtest.clock import Clock
 from services.loadtest.run import End, Generator, Kind, Record
+from services.loadtest.statistics import percentile
 
 _FIELDS = tuple(field.name for field in fields(Record))
 _row_of = attrgetter(*_FIELDS)
@@ -108,11 +110,11 @@ class Ledger:
     def generator(self) -> Generator:
         """How the load was made, by all processes that made it."""
         standings = list(self._workers.values()) or [self.standing(0)]
-        late = sorted(max(0.0, record.sent - record.due) for record in self._records)
+        late = np.array([max(0.0, record.sent - record.due) for record in self._records])
         return Generator(
             processes=len(standings),
             cpu=max(standing.cpu for standing in standings),
-            late_p99=late[math.ceil(0.99 * len(late)) - 1] if late else 0.0,
+            late_p99=percentile(late, 0.99) if len(late) else 0.0,
             skipped=sum(standing.skipped for standing in standings),
         )
 

@@ -57,6 +57,11 @@ class Deployment(ABC):
     def unable(self, action: Action) -> str:
         """Why one of the tool's own verbs cannot be done here, in one sentence; empty where it can."""
 
+    def _use_secret(self, secret: bytes | None) -> None:
+        """The encoders' fault route wants this secret's token; for None, no token."""
+        self.route.close()
+        self.route = FaultRoute(secret)
+
     def encoder_urls(self) -> dict[str, str]:
         """Base URLs of the encoders that have one now, by their names."""
         found = {}

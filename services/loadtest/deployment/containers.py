@@ -15,8 +15,7 @@ from services.loadtest.deployment import compose
 from services.loadtest.deployment.base import LANGUAGE, Deployment
 from services.loadtest.deployment.helper import Helper
 from services.loadtest.deployment.network import Conditions
-from services.loadtest.deployment.remote import read_secret
-from services.loadtest.deployment.route import CannotDo, FaultRoute
+from services.loadtest.deployment.route import CannotDo, read_secret
 from services.loadtest.deployment.verbs import NETWORK
 from services.loadtest.scenario import Action
 
@@ -62,8 +61,7 @@ class ComposeProject(Deployment):
             found = [*encoders, languages[0]]
             self._ids = {part: container.id for part, container in zip(self.parts, found, strict=True)}
             self.url = self._target or self.address(LANGUAGE)
-            self.route.close()
-            self.route = FaultRoute(self._secret(encoders))
+            self._use_secret(self._secret(encoders))
         self._await_ready(project)
         return self
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import tempfile
 import time
@@ -18,10 +17,11 @@ from services.loadtest.deployment.base import LANGUAGE, Deployment
 from services.loadtest.deployment.namespaces import Namespaces, obstacle, trial
 from services.loadtest.deployment.network import Conditions
 from services.loadtest.deployment.process import Process
-from services.loadtest.deployment.route import CannotDo, FaultRoute
+from services.loadtest.deployment.route import CannotDo, read_secret
 from services.loadtest.deployment.verbs import NETWORK
 from services.loadtest.ports import free_port
 from services.loadtest.scenario import Action, Scenario
+from shared.security import keygen
 
 _ROOT = Path(__file__).resolve().parents[3]
 _READY = 120.0  # seconds for all to come up
@@ -121,11 +121,9 @@ class LocalPair(Deployment):
         if any(action.verb in NETWORK for action in self._actions):
             self._spaces = stack.enter_context(Namespaces(self.encoders))
             secret = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="epd-loadtest-"))) / "secret"
-            secret.write_text(secrets.token_hex(32))
-            secret.chmod(0o600)
+            keygen(secret)
             keys = {"EPD_SECRET_FILE": str(secret)}
-            self.route.close()
-            self.route = FaultRoute(secret.read_bytes())
+            self._use_secret(read_secret(secret))
         spawner = stack.enter_context(ThreadPoolExecutor(1, "loadtest-spawner"))
         stack.callback(self._end)
         for name in self.encoders:

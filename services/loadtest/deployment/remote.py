@@ -8,7 +8,7 @@ from typing import Self
 import httpx
 
 from services.loadtest.deployment.base import Deployment
-from services.loadtest.deployment.route import CannotDo, FaultRoute
+from services.loadtest.deployment.route import CannotDo, read_secret
 from services.loadtest.scenario import Action
 
 
@@ -27,8 +27,7 @@ class RemoteDeployment(Deployment):
 
     def __enter__(self) -> Self:
         if self._secret_file is not None:
-            self.route.close()
-            self.route = FaultRoute(read_secret(self._secret_file))
+            self._use_secret(read_secret(self._secret_file))
         if self._listed() != len(self.parts):  # those that are not known can go on computing
             self.encoders = ()
         return self
@@ -63,11 +62,3 @@ class RemoteDeployment(Deployment):
 
     def revive(self, part: str) -> None:
         """Whoever watches over it starts it."""
-
-
-def read_secret(path: Path) -> bytes:
-    """The deployment secret of a file, as the services read it. Raises CannotDo where there is none."""
-    try:
-        return path.read_bytes().strip()
-    except OSError as error:
-        raise CannotDo(f"the secret file cannot be read: {error}") from error

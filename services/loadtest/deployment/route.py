@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ssl
 import uuid
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from shared.security import control_token
+from shared.security import control_token, load_secret
 
 
 class CannotDo(ValueError):
@@ -22,6 +23,14 @@ def client(timeout: float) -> httpx.Client:
     """
     limits = httpx.Limits(max_keepalive_connections=0)
     return httpx.Client(trust_env=False, timeout=timeout, limits=limits, verify=ssl.create_default_context())
+
+
+def read_secret(path: Path) -> bytes:
+    """The deployment secret of a file, as the services read it. Raises CannotDo where there is none."""
+    try:
+        return load_secret(path)
+    except (OSError, ValueError) as error:
+        raise CannotDo(f"the secret file cannot be read: {error}") from error
 
 
 class FaultRoute:

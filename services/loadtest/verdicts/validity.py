@@ -20,10 +20,9 @@ def had_teeth(evidence: Evidence) -> Iterator[Verdict]:
     if not wanted:
         return
     looked_at = columns.answered & ~evidence.wholly_calm if faults else columns.answered
-    counts = {
-        code: int((looked_at & (columns.code == code)).sum()) for entry in wanted for code in map(str.strip, entry.split("|"))
-    }
-    missing = [entry for entry in wanted if not any(counts[code.strip()] for code in entry.split("|"))]
+    choices = {entry: [code.strip() for code in entry.split("|")] for entry in wanted}
+    counts = {code: int((looked_at & (columns.code == code)).sum()) for codes in choices.values() for code in codes}
+    missing = [entry for entry, codes in choices.items() if not any(counts[code] for code in codes)]
     detail = f"No {' and no '.join(missing)}: the faults did nothing, or the load is too low to meet them."
     where = "during faults and recovery" if faults else "in the whole run"
     yield Verdict(
