@@ -6,6 +6,10 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
+# torchvision works beside the torch that it was built for only, so its tests have an environment of their own.
+TORCHVISION ?= torch==2.14.1 torchvision==0.29.1
+VISION_VENV := .venv-torchvision
+
 export EPD_ENCODER_PORT ?= 8001
 export EPD_LANGUAGE_PORT ?= 8000
 export EPD_SERVE_USER := $(shell id -un)
@@ -13,7 +17,7 @@ export EPD_PIDFILE := $(shell mktemp -u -t epd-supervisord-XXXXXX.pid)
 
 SCENARIO ?= encoder-crash
 
-.PHONY: help serve loadtest test test-containers test-gpu fuzz lint format bench clean
+.PHONY: help serve loadtest test test-torchvision test-containers test-gpu fuzz lint format bench clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
@@ -26,14 +30,25 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	touch $@
 
+$(VISION_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VISION_VENV)
+	$(VISION_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(VISION_VENV)/bin/python -m pip install --quiet --extra-index-url $(TORCH_INDEX) $(TORCHVISION)
+	$(VISION_VENV)/bin/python -m pip install --quiet -e '.[dev,video]'
+	touch $@
+
 serve: $(VENV)/.installed ## Run the pair with the demo model until Ctrl-C
 	@PATH="$(CURDIR)/$(BIN):$$PATH" exec $(BIN)/supervisord -n -c services/serve/supervisord.conf
 
 loadtest: $(VENV)/.installed ## Load a pair of its own and make it fail: SCENARIO=encoder-crash, further options in ARGS
 	$(BIN)/python -m services.loadtest $(SCENARIO) $(ARGS)
 
-test: $(VENV)/.installed ## Run all tests that need neither Docker nor a GPU
-	$(BIN)/python -m pytest -m "not containers and not gpu"
+test: $(VENV)/.installed ## Run all tests that need neither Docker nor a GPU nor torchvision
+	$(BIN)/python -m pytest -m "not containers and not gpu and not torchvision"
+
+test-torchvision: $(VISION_VENV)/.installed ## Run the tests of videos and of families whose processors need torchvision
+	$(VISION_VENV)/bin/python -m pytest -m torchvision
+	$(VISION_VENV)/bin/python -m pytest -m "not torchvision" tests/integration/test_families.py tests/unit/models/test_token_counts.py
 
 test-containers: $(VENV)/.installed ## Run the tests of the composed pair (needs a Docker engine)
 	$(BIN)/python -m pytest -m containers tests/containers
@@ -64,5 +79,5 @@ bench: $(VENV)/.installed ## Measure speed and failures on this machine, and wri
 	$(BIN)/python -m benchmarks.generator --write docs/performance.md
 
 clean: ## Remove what was built and installed
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VISION_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

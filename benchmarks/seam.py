@@ -14,7 +14,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -66,11 +66,12 @@ than it takes to wake the other process."""
 class Facts:
     """A model whose items have one tensor, and a token for each unit of their grid."""
 
-    dtype: torch.dtype
-    placeholders: dict[Modality, int]
+    placeholders: dict[Modality, int] = field(default_factory=lambda: {"image": 0})
+    media_ids: frozenset[int] = frozenset([0])
+    by_grid: bool = True
 
-    def tokens_of(self, grid: Grid | None) -> int | None:
-        return None if grid is None else grid[0] * grid[1] * grid[2]
+    def tokens_of(self, modality: Modality, grid: Grid) -> int | None:  # noqa: ARG002
+        return grid[0] * grid[1] * grid[2]
 
     def tensor_shapes(self, num_tokens: int) -> dict[str, tuple[int, int]]:
         return {"embeds": (num_tokens, HIDDEN)}
@@ -255,7 +256,7 @@ def pair(way: Way, peer: Peer, size: int, count: int) -> float:
 
 async def _pair(way: Way, peer: Peer, size: int, count: int) -> float:
     memory = OpenMemory(Residency(way.transport), "benchmark", 2**30)
-    assembler = Assembler(Facts(torch.float32, {"image": 0}), FINGERPRINT)
+    assembler = Assembler(Facts(), torch.float32, FINGERPRINT)
     receiver = Receiver(assembler, "127.0.0.1", 0, 2**30, 2**50, Metrics(), memory, way.seam)
     times = []
 

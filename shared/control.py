@@ -21,7 +21,8 @@ class EncodeItem(_Schema):
     """One item: a ``url`` (data, http or https), or the name of the multipart ``part`` that has its raw bytes.
 
     ``param`` is the item's place in the client's request, for error messages. ``content_hash`` is there where the client
-    supplied the item's identity, as the language service names it; the encoder then computes none.
+    supplied the item's identity, as the language service names it; the encoder then computes none. ``form`` is how the item is
+    to be prepared, in words of its family's, where there is a choice.
     """
 
     index: int = Field(ge=0)
@@ -30,6 +31,7 @@ class EncodeItem(_Schema):
     part: str | None = None
     param: str | None = None
     content_hash: str | None = Field(default=None, pattern=r"^tenant:[0-9a-f]{32}$")
+    form: str = Field(default="", max_length=64)
 
 
 class EncodeRequest(_Schema):

@@ -62,7 +62,7 @@ class InvalidRequest(ClientError):
 
 
 class InvalidMedia(ClientError):
-    """The picture: undecodable, unsupported, too large, or its URL unreachable or forbidden."""
+    """A picture, video or sound: undecodable, unsupported, too large, or its URL unreachable or forbidden."""
 
     code = "invalid_media"
 
@@ -232,7 +232,7 @@ def release(error: BaseException) -> None:
 
 @contextmanager
 def media_errors(param: str | None = None) -> Iterator[None]:
-    """Inside it, a ``ValueError`` is the client's picture at fault; everything else stays what it is.
+    """Inside it, a ``ValueError`` is the client's media at fault; everything else stays what it is.
 
     Raises:
         InvalidMedia: for a ``ValueError`` that is not already a ``ClientError``.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shared.blocksums import BLOCK, BlockSums
 from shared.errors import InternalError, InvalidRequest
+from shared.layout import Layout
 from shared.security import derive_key
 
 Modality = Literal["image", "video", "audio"]
@@ -102,13 +103,16 @@ class MediaItem:
     """One picture, video or sound on its way: features on the encoder's side, embeddings on the language side.
 
     ``features`` are the processor's named tensors. ``embeds`` is ``(num_tokens, hidden)``; ``deepstack`` holds one tensor of
-    that shape for each level. ``grid_thw`` counts patches in time, height and width, where the family has such a grid.
-    ``timings`` are in seconds by stage.
+    that shape for each level. ``grid_thw`` counts patches in time, height and width, where the family has such a grid, and
+    ``seconds_per_grid`` is what one step of a video's takes. ``layout`` is what stands for it in the prompt; without one it is
+    the placeholder, ``num_tokens`` times. ``timings`` are in seconds by stage.
     """
 
     modality: Modality
     num_tokens: int
     grid_thw: Grid | None = None
+    layout: Layout | None = None
+    seconds_per_grid: float | None = None
     features: dict[str, Tensor] = field(default_factory=dict)
     embeds: Tensor | None = None
     deepstack: tuple[Tensor, ...] = ()
@@ -123,9 +127,25 @@ class MediaItem:
 
     def again(self) -> MediaItem:
         """The same embeddings under the same hash, for another request, with timings of its own and no features."""
-        item = MediaItem(self.modality, self.num_tokens, self.grid_thw, embeds=self.embeds, deepstack=self.deepstack)
+        item = MediaItem(self.modality, self.num_tokens, self.grid_thw, self.layout, self.seconds_per_grid)
+        item.embeds, item.deepstack = self.embeds, self.deepstack
         item.set_hash(self.content_hash)
         return item
+
+    @property
+    def identifying(self) -> dict[str, Tensor]:
+        """What its content hash covers: its features, and what it is in a prompt, where features do not tell. Two videos of the
+        same frames may have other time stamps."""
+        if self.layout is None:
+            return self.features
+        edges = f"{self.layout.before}\0{self.layout.after}\0{self.seconds_per_grid}".encode()
+        told = {"layout": torch.tensor(self.layout.runs), "edges": torch.frombuffer(bytearray(edges), dtype=torch.uint8)}
+        return self.features | told
+
+    @property
+    def prompt_tokens(self) -> int:
+        """What it takes in the prompt."""
+        return self.num_tokens if self.layout is None else self.layout.length
 
     @property
     def embedding_bytes(self) -> int:

@@ -219,6 +219,34 @@ def keep_freed_memory() -> None:
             libc.mallopt(parameter, 2**30)
 
 
+class Refusal(ValueError):
+    """The service cannot start, for a reason that is told in a sentence."""
+
+
+@contextlib.contextmanager
+def refusing(*also: type[Exception]) -> Iterator[None]:
+    """Around what a service begins with: what is wrong with its checkpoint ends the start with a sentence, without a traceback.
+
+    Raises:
+        Refusal: for a ``ValueError`` or ``OSError``, or one of ``also``.
+    """
+    reasons: tuple[type[Exception], ...] = (ValueError, OSError, *also)
+    try:
+        yield
+    except reasons as error:
+        _log.debug("the start failed", exc_info=True)
+        raise Refusal(str(error)) from error
+
+
+def _told_in_a_line(record: logging.LogRecord) -> bool:
+    """Of a start that was refused, uvicorn is given the traceback as text; the last line of it is the sentence."""
+    name = f"{Refusal.__module__}.{Refusal.__qualname__}: "
+    _, refused, sentence = record.getMessage().rpartition(name)
+    if refused:
+        record.msg, record.args = "cannot start: %s", (sentence.strip(),)
+    return True
+
+
 def run(app: FastAPI, settings: ServiceSettings, port: int) -> None:
     """Serves until SIGTERM or SIGINT, then drains (``app.state.drain``), and ends the process with status 0."""
     pump = Pump()
@@ -234,6 +262,7 @@ def run(app: FastAPI, settings: ServiceSettings, port: int) -> None:
         timeout_keep_alive=30,
         backlog=4096,
     )
+    logging.getLogger("uvicorn.error").addFilter(_told_in_a_line)
     _Server(config, app.state.drain, pump).run()
     # A thread that hangs in a computation must not keep the process from ending; the interpreter would wait for it.
     logging.shutdown()

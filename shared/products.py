@@ -21,7 +21,7 @@ def use_products(model: nn.Module) -> None:
     """Changes, in place, convolutions that patch embeddings are written as, root-mean-square norms that are written out in
     six operations where torch has one, and linear layers where that pays."""
     for module in model.modules():
-        if type(module) is nn.Linear and mkl_is_slow():
+        if type(module) is nn.Linear and type(module.weight) is nn.Parameter and mkl_is_slow():
             module.__class__ = ProductLinear
         elif _is_rms_norm(module):
             module.__class__ = _fused(type(module))  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ class Residency:
         Raises:
             InternalError: the item has no features to hash.
         """
-        item.set_hash(supplied or hasher.hash(item.features))
+        item.set_hash(supplied or hasher.hash(item.identifying))
         if family.precompute_hash_before_cpu_transfer and not self.use_cuda_ipc:
             item.features = to_cpu(item.features)
             self.encoded(item)

@@ -12,8 +12,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 DEMO_MODEL = "examples/demo_model"
 
 
-class ServiceSettings(BaseSettings):
-    """Read once at start, passed in from there on."""
+class ModelSettings(BaseSettings):
+    """Which checkpoint, and how it is computed with."""
 
     model_config = SettingsConfigDict(
         env_prefix="EPD_",
@@ -28,8 +28,19 @@ class ServiceSettings(BaseSettings):
 
     model: str = Field(DEMO_MODEL, description="Checkpoint: a local folder, or a name on the model hub.")
     revision: str | None = Field(None, description="Revision on the model hub.")
+    families: str = Field(
+        "", description="Python modules with families of models besides those served anyway, separated by commas."
+    )
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that the checkpoint brings along, where transformers has none for it."
+    )
     device: str = Field("auto", description="torch device; auto is the GPU if there is one.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Type of weights and activations.")
+
+
+class ServiceSettings(ModelSettings):
+    """Read once at start, passed in from there on."""
+
     threads: int = Field(0, ge=0, description="torch's CPU threads; 0 is half of the cores, since two services share them.")
     host: str = Field("127.0.0.1", description="Address that HTTP listens on.")
     secret_file: Path | None = Field(

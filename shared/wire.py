@@ -21,9 +21,10 @@ from torch import Tensor
 from shared.control import EncoderState, Memory
 from shared.errors import EmbeddingCorrupt, EmbeddingIncompatible
 from shared.identity import Grid, Modality
+from shared.layout import Layout
 
-VERSION = 3
-MAX_HEADER_BYTES = 64 * 1024
+VERSION = 4
+MAX_HEADER_BYTES = 256 * 1024
 MAX_TENSORS = 64
 _DIGEST = re.compile(rb'("digest":\s*")[0-9a-f]{32}(")')
 
@@ -114,7 +115,7 @@ Place: TypeAlias = Annotated[SharedMemory | DeviceMemory, Field(discriminator="t
 
 class Header(_Strict):
     """Frame 0. ``tensors`` lists what there is, ``embeds`` first: frames that follow, or parts of the memory at ``place``.
-    ``timings`` are in seconds by stage."""
+    ``layout`` and ``seconds_per_grid`` are what ``MediaItem`` says. ``timings`` are in seconds by stage."""
 
     version: int = VERSION
     kind: Literal["item"] = "item"
@@ -126,6 +127,8 @@ class Header(_Strict):
     content_hash: str = Field(max_length=128)
     num_tokens: Count
     grid_thw: Grid | None = None
+    seconds_per_grid: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    layout: Layout | None = None
     tensors: tuple[TensorSpec, ...] = Field(default=(), max_length=MAX_TENSORS)
     place: Place | None = None
     digest: str = ""

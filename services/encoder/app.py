@@ -18,7 +18,7 @@ from services.encoder.faults.registry import Faults
 from services.encoder.faults.routes import install_fault_routes
 from services.encoder.fetch import Fetcher
 from services.encoder.heart import Heart
-from services.encoder.models.generic import VisionHalf
+from services.encoder.models.generic import EncoderHalf, open_half
 from services.encoder.pipeline import Identity, Pipeline
 from services.encoder.publisher import Publisher
 from services.encoder.settings import EncoderSettings
@@ -36,7 +36,7 @@ from shared.errors import EncoderUnavailable
 from shared.guard import guarded
 from shared.http import ERROR_RESPONSES, component_schemas, install, schema_ref, span_of, unless_gone
 from shared.identity import ContentHasher
-from shared.lifecycle import Drain, settle, tidy
+from shared.lifecycle import Drain, refusing, settle, tidy
 from shared.seam import seam_of
 from shared.security import load_secret
 from shared.telemetry import Metrics, get_logger
@@ -64,10 +64,12 @@ def create_app(settings: EncoderSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        folder = await asyncio.to_thread(resolve, settings.model, settings.revision)
-        model = await asyncio.to_thread(VisionHalf, folder, settings.device, settings.dtype)
+        with refusing():
+            folder = await asyncio.to_thread(resolve, settings.model, settings.revision, settings.trust_remote_code)
+            kind = settings.device, settings.dtype, settings.families, settings.trust_remote_code
+            model = await asyncio.to_thread(open_half, folder, *kind)
+            identity = Identity(app.state.encoder_id, await asyncio.to_thread(fingerprint, folder))
         await asyncio.to_thread(model.warm_up)
-        identity = Identity(app.state.encoder_id, await asyncio.to_thread(fingerprint, folder))
         info = describe(settings, model, identity)
         publisher = Publisher(max_queued_bytes=settings.max_queued_bytes, seam=seam)
         queued.set_function(lambda: publisher.queued_bytes)
@@ -169,7 +171,7 @@ def create_app(settings: EncoderSettings) -> FastAPI:
     return app
 
 
-def describe(settings: EncoderSettings, model: VisionHalf, identity: Identity) -> ServiceInfo:
+def describe(settings: EncoderSettings, model: EncoderHalf, identity: Identity) -> ServiceInfo:
     """What ``GET /v1/info`` answers."""
     return ServiceInfo(
         service="encoder",

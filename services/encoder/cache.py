@@ -184,7 +184,7 @@ class EncoderCache:
         if not self._media.max_bytes:
             return object()
         assert job.raw is not None
-        purpose = f"{job.entry.modality}/{self._config}"
+        purpose = f"{job.entry.modality}/{job.entry.form}/{self._config}"
         digest, job.timings["digest"] = await turn.run(_timed_digest, self._hasher, job.raw, purpose)
         return job.entry.content_hash, digest
 

@@ -6,12 +6,17 @@ import io
 import struct
 import zlib
 
+import numpy as np
 from PIL import ExifTags, Image
 
+from services.encoder.extras import need
 from services.encoder.inspection import check_file, check_opened
-from shared.errors import InvalidMedia
+from services.encoder.kinds import describe, kind_of
+from services.encoder.sandbox.messages import Done, Order, Piece
+from services.encoder.sandbox.process import Decoding, Effort
+from shared.errors import InvalidMedia, media_errors
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
 # What PIL's decoders raise for bytes that are not a good picture; none of them is a bug of ours.
 _DECODER_ERRORS = (
     OSError,
@@ -25,15 +30,6 @@ _DECODER_ERRORS = (
     zlib.error,
     Image.DecompressionBombError,
 )
-_FIRST_BYTES = {
-    b"\x89PNG": "PNG",
-    b"\xff\xd8": "JPEG",
-    b"RIFF": "WEBP",
-    b"GIF8": "GIF",
-    b"BM": "BMP",
-    b"II": "TIFF",
-    b"MM": "TIFF",
-}
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -46,16 +42,23 @@ _UPRIGHT = {
 """What undoes an EXIF orientation."""
 
 
-def decode_image(data: bytes, max_pixels: int, param: str | None = None) -> Image.Image:
+def decode_image(data: bytes, max_pixels: int, param: str | None = None, effort: Effort | None = None) -> Image.Image:
     """The first frame of a picture, with its EXIF orientation applied, fully loaded.
 
-    Sixteen-bit grey levels are scaled to eight bits; other modes are left to the model's processor.
+    Sixteen-bit grey levels are scaled to eight bits; other modes are left to the model's processor. HEIC is decoded by another
+    process, with this ``effort``.
 
     Raises:
         InvalidMedia: not a picture, a format that is not accepted, damaged, or more than ``max_pixels``.
+        RuntimeError: the decoder failed.
     """
     if not data:
         raise InvalidMedia("The picture is empty (0 bytes).", param=param)
+    kind = kind_of(data)
+    if kind == "HEIC":
+        return _decode_heic(data, max_pixels, param, effort or Effort())
+    # PIL's decoder of AVIF says by this that a file is damaged; of any other it would be a bug.
+    errors = (*_DECODER_ERRORS, RuntimeError) if kind == "AVIF" else _DECODER_ERRORS
     try:
         check_file(data)
         image = Image.open(io.BytesIO(data), formats=FORMATS)
@@ -65,10 +68,9 @@ def decode_image(data: bytes, max_pixels: int, param: str | None = None) -> Imag
         raise
     except Image.DecompressionBombError as error:
         raise InvalidMedia(f"The picture has more than the {max_pixels} pixels that are accepted.", param=param) from error
-    except _DECODER_ERRORS as error:
-        raise InvalidMedia(
-            f"The bytes are not a picture ({_looks_like(data)}); send {', '.join(FORMATS)}.", param=param
-        ) from error
+    except errors as error:
+        text = f"The bytes are not a picture ({describe(data, 'image_url')}); send {', '.join(FORMATS)}."
+        raise InvalidMedia(text, param=param) from error
     width, height = image.size
     if width * height > max_pixels:
         raise InvalidMedia(f"The picture is {width}x{height}; at most {max_pixels} pixels are accepted.", param=param)
@@ -77,11 +79,23 @@ def decode_image(data: bytes, max_pixels: int, param: str | None = None) -> Imag
             # Loading does not look at the checksums of pixel data; verifying does, but leaves the image unusable.
             Image.open(io.BytesIO(data), formats=("PNG",)).verify()
         image.load()
-    except _DECODER_ERRORS as error:
+    except errors as error:
         raise InvalidMedia(f"The {image.format} picture is damaged: {error}.", param=param) from error
     if image.mode == "F":
         raise InvalidMedia("Pictures of floating-point numbers are not accepted.", param=param)
     return _to_eight_bits(_upright(image))
+
+
+def _decode_heic(data: bytes, max_pixels: int, param: str | None, effort: Effort) -> Image.Image:
+    need("pillow_heif", "heif", "HEIC pictures", param)
+    order = Order("heic", "", len(data), effort.seconds, effort.memory, max_pixels=max_pixels)
+    with Decoding(order, data, param) as decoding, media_errors(param):
+        piece = decoding.receive()
+        assert isinstance(piece, Piece)
+        pixels = np.empty(piece.shape, np.uint8)
+        decoding.fill(pixels.data.cast("B"))
+        assert isinstance(decoding.receive(), Done)
+    return Image.fromarray(pixels)
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -97,20 +111,3 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16") or image.mode == "I":
         return image.convert("I").point(lambda level: level / 256).convert("L")
     return image
-
-
-def _looks_like(data: bytes) -> str:
-    """What the first bytes suggest, for the error message."""
-    start = data[:256].lstrip().lower()
-    if start.startswith((b"<!doctype html", b"<html")):
-        return "they look like an HTML page"
-    if start.startswith((b"<svg", b"<?xml")):
-        return "they look like SVG, which is not accepted"
-    if data[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypavif"):
-        return "they look like HEIC or AVIF, which is not accepted"
-    if start.startswith(b"%pdf"):
-        return "they look like a PDF"
-    for first, file_format in _FIRST_BYTES.items():
-        if data.startswith(first):
-            return f"they begin like {file_format}, but are damaged, or made to be costly to read"
-    return f"{len(data)} bytes of an unknown format"

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import struct
 
-from PIL import Image, TiffImagePlugin
+from PIL import Image, TiffImagePlugin, _avif
 
+from services.encoder.kinds import kind_of
 from shared.errors import InvalidMedia
 
 MAX_PARTS = 10_000
@@ -54,6 +55,8 @@ def check_file(data: bytes) -> None:
         _check_jpeg(data)
     elif data.startswith(b"GIF8"):
         _check_gif(data)
+    elif kind_of(data) == "AVIF":
+        _check_avif(data)
     elif data.startswith((b"II*\0", b"MM\0*")):
         _check_directories(data, "TIFF")
     elif data.startswith(tuple(TiffImagePlugin.PREFIXES)):
@@ -150,6 +153,12 @@ def _check_gif(data: bytes) -> None:
             within = data[at] == ord("!")
             at += 2 if within else 1
     raise _too_many("GIF")
+
+
+def _check_avif(data: bytes) -> None:
+    """Its EXIF, which PIL reads while it opens the file; finding it is the work of the library that PIL has for AVIF."""
+    exif: bytes | None = _avif.AvifDecoder(data, "auto", 1).get_info()[4]
+    _check_directories(exif or b"", "EXIF")
 
 
 def _check_directories(data: bytes, kind: str) -> None:

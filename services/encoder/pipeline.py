@@ -17,7 +17,7 @@ from services.encoder.faults.base import Call, Outgoing, Sender, Stage
 from services.encoder.faults.registry import Faults
 from services.encoder.fetch import Fetcher
 from services.encoder.job import Job
-from services.encoder.models.generic import VisionHalf
+from services.encoder.models.generic import EncoderHalf
 from services.encoder.prepare import Preparer, check_tokens, inline_bytes
 from services.encoder.publisher import Publisher
 from services.encoder.settings import EncoderSettings
@@ -51,7 +51,7 @@ class Pipeline:
     def __init__(
         self,
         settings: EncoderSettings,
-        model: VisionHalf,
+        model: EncoderHalf,
         hasher: ContentHasher,
         identity: Identity,
         fetcher: Fetcher,
@@ -139,10 +139,10 @@ class Pipeline:
     async def _run(self, call: Call, jobs: list[Job]) -> EncodeResponse:
         send = self._faults.sender(call, partial(self._send, call.request.reply_to))
         await together(self._preparer.prepare(job) for job in jobs)
-        needed, budget = sum(job.item.num_tokens for job in jobs), call.request.token_budget
+        needed, budget = sum(job.item.prompt_tokens for job in jobs), call.request.token_budget
         if budget is not None and needed > budget:
             raise InvalidRequest(
-                f"The pictures need {needed} tokens, but only {max(0, budget)} are left for them in the context.",
+                f"The media need {needed} tokens, but only {max(0, budget)} are left for them in the context.",
                 param="messages",
             )
         metadata = await together(self._finish(job, send) for job in jobs)
@@ -157,7 +157,7 @@ class Pipeline:
                     spared = await self._cache.encode(job, self._batcher.encode)
                     span.set(cache=spared, queue_seconds=timings.get("queue"), tower_seconds=timings.get("tower"))
             item = job.item
-            check_tokens(item.num_tokens, self._settings.max_item_tokens, job.entry.param)  # which some towers only tell now
+            check_tokens(item.prompt_tokens, self._settings.max_item_tokens, job.entry.param)  # which some towers only tell now
             began = time.perf_counter()
             with self._tally.stage("publish", index):
                 await self._faults.at(Stage.PUBLISH, job.call, job.entry)
@@ -183,6 +183,8 @@ class Pipeline:
             content_hash=item.content_hash,
             num_tokens=item.num_tokens,
             grid_thw=item.grid_thw,
+            seconds_per_grid=item.seconds_per_grid,
+            layout=item.layout,
             model_fingerprint=self._identity.model_fingerprint,
             encoder_id=self._identity.encoder_id,
             timings=dict(item.timings),

@@ -11,13 +11,17 @@ from services.encoder.faults.base import Stage
 from services.encoder.faults.registry import Faults
 from services.encoder.fetch import Fetcher
 from services.encoder.job import Job
-from services.encoder.models.generic import VisionHalf
+from services.encoder.media import Media
+from services.encoder.models.generic import EncoderHalf
+from services.encoder.sandbox.process import Effort
 from services.encoder.settings import EncoderSettings
+from services.encoder.sound import decode_sound
 from services.encoder.tally import Tally
+from services.encoder.video import decode_video
 from shared.control import EncodeItem
 from shared.dataurl import is_data_url
 from shared.errors import InvalidMedia, InvalidRequest
-from shared.identity import ContentHasher, MediaItem
+from shared.identity import ContentHasher, MediaItem, Modality
 from shared.residency import Residency
 
 
@@ -33,7 +37,14 @@ def check_tokens(tokens: int, limit: int, param: str | None) -> None:
         InvalidMedia: it takes more.
     """
     if tokens > limit:
-        raise InvalidMedia(f"The picture needs {tokens} tokens; at most {limit} are accepted.", param=param)
+        raise InvalidMedia(f"The item needs {tokens} tokens; at most {limit} are accepted.", param=param)
+
+
+def refusal(modality: Modality, model: EncoderHalf) -> str:
+    """Why items of this kind are not taken."""
+    if modality in model.lacking:
+        return f"This encoder lacks what {modality} items need: install epd-pair[{modality}] there."
+    return f"This encoder takes {', '.join(model.modalities)}, not {modality}."
 
 
 class Preparer:
@@ -43,7 +54,7 @@ class Preparer:
     def __init__(
         self,
         settings: EncoderSettings,
-        model: VisionHalf,
+        model: EncoderHalf,
         hasher: ContentHasher,
         fetcher: Fetcher,
         cache: EncoderCache,
@@ -73,8 +84,8 @@ class Preparer:
         entry = job.entry
         with self._tally.item():
             began = time.perf_counter()
-            if entry.modality != "image":
-                raise InvalidMedia(f"This encoder takes images, not {entry.modality}.", param=entry.param)
+            if entry.modality not in self._model.modalities:
+                raise InvalidMedia(refusal(entry.modality, self._model), param=entry.param)
             with self._tally.stage("fetch", entry.index):
                 await self._faults.at(Stage.FETCH, job.call, entry)
                 spared = None if entry.content_hash is None else self._cache.find(job, entry.content_hash)
@@ -101,7 +112,7 @@ class Preparer:
             raise InvalidRequest(f"Item {entry.index} has neither a url nor a part of this body.", param=entry.param)
         elif len(job.raw) > self._settings.max_media_bytes:
             limit = self._settings.max_media_bytes
-            raise InvalidMedia(f"The picture has {len(job.raw)} bytes; at most {limit} are accepted.", param=entry.param)
+            raise InvalidMedia(f"The item has {len(job.raw)} bytes; at most {limit} are accepted.", param=entry.param)
 
     async def _decode(self, job: Job) -> Spared:
         try:
@@ -110,12 +121,22 @@ class Preparer:
             error.param = error.param or job.entry.param  # the same bytes may have been found bad for another item
             raise
 
+    def _decoded(self, data: bytes, entry: EncodeItem) -> Media:
+        settings, param = self._settings, entry.param
+        effort = Effort(settings.max_decode_seconds, settings.max_decode_bytes)
+        if entry.modality == "audio":
+            return decode_sound(data, self._model.sound_rate, settings.max_sound_seconds, param, effort)
+        if entry.modality == "video":
+            limits = settings.max_video_pixels, settings.max_video_frames, settings.max_video_seconds
+            return decode_video(data, self._model.choose_frames, *limits, param, effort)
+        return decode_image(data, settings.max_pixels, param, effort)
+
     def _preprocess(self, data: bytes, entry: EncodeItem) -> MediaItem:
         began = time.perf_counter()
-        image = decode_image(data, self._settings.max_pixels, entry.param)
+        media = self._decoded(data, entry)
         decoded = time.perf_counter()
-        item = self._model.preprocess(image, entry.param)
-        check_tokens(item.num_tokens, self._settings.max_item_tokens, entry.param)
+        item = self._model.preprocess(media, entry.form, entry.param)
+        check_tokens(item.prompt_tokens, self._settings.max_item_tokens, entry.param)
         ready = time.perf_counter()
         item.timings.update(decode=decoded - began, preprocess=ready - decoded)
         self._residency.prepared(item, self._hasher, self._model, entry.content_hash)

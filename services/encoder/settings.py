@@ -10,7 +10,7 @@ from shared.settings import ServiceSettings
 
 
 class EncoderSettings(ServiceSettings):
-    """Turns pictures into embeddings and sends them to language services."""
+    """Turns pictures, videos and sounds into embeddings and sends them to language services."""
 
     model_config = SettingsConfigDict(cli_prog_name="python -m services.encoder")
 
@@ -35,9 +35,19 @@ class EncoderSettings(ServiceSettings):
         gt=0,
         description="Seconds that the tower may take for one batch; past it the encoder counts as wedged: its heartbeats stop.",
     )
-    max_media_bytes: int = Field(32 * 2**20, gt=0, description="Bytes of one encoded picture.")
+    max_media_bytes: int = Field(32 * 2**20, gt=0, description="Bytes of one picture, video or sound, as it comes.")
     max_body_bytes: int = Field(256 * 2**20, gt=0, description="Bytes of one request's body.")
     max_pixels: int = Field(100_000_000, gt=0, description="Pixels of one picture, before it is scaled.")
+    max_sound_seconds: float = Field(600.0, gt=0, description="Seconds of one sound.")
+    max_video_seconds: float = Field(3600.0, gt=0, description="Seconds of one video.")
+    max_video_frames: int = Field(768, gt=0, description="Frames that the model looks at of one video.")
+    max_video_pixels: int = Field(
+        2**28, gt=0, description="Pixels of these frames together, before they are scaled; three bytes each while they are."
+    )
+    max_decode_seconds: float = Field(
+        20.0, gt=0, description="Processor time, in seconds, that decoding one sound, video or HEIC picture may take."
+    )
+    max_decode_bytes: int = Field(2**30, gt=0, description="Bytes of memory that decoding one of them may take.")
     max_fetches: int = Field(32, gt=0, description="URLs that are fetched at once; requests take turns.")
     fetch_timeout: float = Field(10.0, gt=0, description="Seconds for fetching one URL, redirects included.")
     fetch_redirects: int = Field(3, ge=0, description="Redirects followed for one URL.")

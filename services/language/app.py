@@ -24,7 +24,7 @@ from services.language.embeddings.gather import Gatherer
 from services.language.embeddings.memory import OpenMemory
 from services.language.embeddings.pool import EncoderPool
 from services.language.embeddings.receiver import Receiver
-from services.language.engine.interface import Engine
+from services.language.engine.interface import Engine, EngineStartError
 from services.language.engine.torch.engine import TorchEngine
 from services.language.engine.torch.options import EngineOptions
 from services.language.models.facts import LanguageFacts
@@ -34,7 +34,7 @@ from shared.control import ServiceInfo
 from shared.errors import EngineOverloaded
 from shared.http import ERROR_RESPONSES, install
 from shared.identity import ContentHasher
-from shared.lifecycle import Drain, settle, tidy
+from shared.lifecycle import Drain, refusing, settle, tidy
 from shared.residency import Residency
 from shared.seam import Seam, seam_of
 from shared.security import load_secret
@@ -54,14 +54,17 @@ def create_app(settings: LanguageSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        folder = await asyncio.to_thread(resolve, settings.model, settings.revision)
-        identity = await asyncio.to_thread(fingerprint, folder)
+        with refusing():
+            folder = await asyncio.to_thread(resolve, settings.model, settings.revision, settings.trust_remote_code)
+            identity = await asyncio.to_thread(fingerprint, folder)
         async with AsyncExitStack() as owned:
             owned.push_async_callback(tracer.close)
             engine = TorchEngine(engine_options(settings, folder))
             owned.push_async_callback(engine.stop)
             starting = asyncio.create_task(engine.start())  # beside what else takes time
-            facts = await asyncio.to_thread(LanguageFacts, folder, settings.device, settings.dtype)
+            kind = settings.device, settings.dtype, settings.families, settings.trust_remote_code
+            with refusing():
+                facts = await asyncio.to_thread(LanguageFacts, folder, *kind)
             client = await owned.enter_async_context(open_client(seam))
             memory = OpenMemory(Residency.of(settings), service_id, settings.max_embedding_bytes)
             owned.callback(memory.close)
@@ -76,7 +79,8 @@ def create_app(settings: LanguageSettings) -> FastAPI:
             pool = EncoderPool(urls, identity, dispatcher, reply_to, settings, metrics, memory, seam.curve)
             receiver.on_sign = pool.sign
             await owned.enter_async_context(pool)
-            await starting
+            with refusing(EngineStartError):
+                await starting
             measure_engine(engine, metrics)
             attempts = Attempts(dispatcher, receiver, settings.arrival_grace, tracer)
             failover = Failover(pool, attempts, settings.encoder_retries, metrics)
@@ -131,6 +135,8 @@ def engine_options(settings: LanguageSettings, folder: Path) -> EngineOptions:
         max_batch_tokens=settings.max_batch_tokens,
         max_queue=settings.max_queue,
         max_embedding_bytes=settings.max_embedding_bytes,
+        families=settings.families,
+        trusted=settings.trust_remote_code,
         log_level=settings.log_level,
         log_format=settings.log_format,
     )
@@ -140,8 +146,8 @@ def receiver_of(
     settings: LanguageSettings, facts: LanguageFacts, identity: str, metrics: Metrics, memory: OpenMemory, seam: Seam
 ) -> Receiver:
     """The data socket as the settings want it."""
-    assembler = Assembler(facts, identity, settings.max_item_tokens)
-    limits = max_frame_bytes(settings, facts.tensor_shapes(settings.max_item_tokens)), settings.max_embedding_bytes
+    assembler = Assembler(facts.half, facts.dtype, identity, settings.max_item_tokens)
+    limits = max_frame_bytes(settings, facts.half.tensor_shapes(settings.max_item_tokens)), settings.max_embedding_bytes
     return Receiver(assembler, settings.data_host, settings.data_port, *limits, metrics, memory, seam)
 
 

@@ -17,12 +17,13 @@ from services.language.embeddings.gather import Gatherer
 from services.language.engine.interface import Engine, EngineRequest, Prompt, Sampling
 from services.language.models.facts import LanguageFacts
 from services.language.prompt.conversation import Conversation, MediaSource
-from services.language.prompt.expansion import check_placeholders, expand
+from services.language.prompt.expansion import check_modalities, check_placeholders, edges_of, expand, in_places, named
+from services.language.prompt.pretokenized import check_given, place_items
 from services.language.prompt.sources import prepare_sources
 from services.language.prompt.template import ChatTemplate
 from services.language.settings import LanguageSettings
 from shared.errors import EncoderOverloaded, EngineOverloaded, InvalidRequest
-from shared.identity import ContentHasher, MediaItem
+from shared.identity import ContentHasher, MediaItem, Modality
 from shared.lifecycle import Drain
 from shared.pace import Pace
 from shared.telemetry import Metrics
@@ -41,7 +42,8 @@ class ChatRequest:
 
     ``max_tokens`` None means as many as the context has room for; it and the model's end tokens complete ``sampling``.
     ``deadline`` is that of the whole answer; ``forwarded`` are headers that encoders get to see. ``mm_hashes`` are the hashes
-    that the caller supplied, one for each media item or none at all; they mean something for its ``tenant`` only.
+    that the caller supplied, one for each media item or none at all; they mean something for its ``tenant`` only. With
+    ``prompt_token_ids`` the prompt is these, and of the conversation only the media count.
     """
 
     request_id: str
@@ -55,11 +57,13 @@ class ChatRequest:
     answers: int = 1
     mm_hashes: Sequence[str | None] = ()
     tenant: str = field(default="", repr=False)
+    prompt_token_ids: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A request, read: the prompt's tokens with one placeholder an item, and how many tokens ``sources`` may take."""
+    """A request, read: the prompt's tokens, with one placeholder an item unless they came with the request, and how many tokens
+    ``sources`` may take."""
 
     token_ids: list[int]
     sources: list[MediaSource]
@@ -88,7 +92,7 @@ class ChatService:
         self._gatherer = gatherer
         self._engine = engine
         self._hasher = hasher
-        self._template = ChatTemplate(model.tokenizer)
+        self._template = ChatTemplate(model.tokenizer, model.half.placeholders.values())
         self._admitted, self._pictured = Pace(), Pace()
         # Few, since more would only take the interpreter from each other and from the event loop.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt")
@@ -141,7 +145,8 @@ class ChatService:
         media = request.conversation.media
         if len(media) > self._settings.max_items_per_request:
             limit = self._settings.max_items_per_request
-            raise InvalidRequest(f"The request has {len(media)} pictures; at most {limit} are accepted.", param="messages")
+            text = f"The request has {named([source.modality for source in media])}; at most {limit} are accepted."
+            raise InvalidRequest(text, param="messages")
         if (unknown := max(request.sampling.logit_bias, default=0)) >= self._model.vocab_size:
             text = f"logit_bias names token {unknown}; the vocabulary has {self._model.vocab_size}."
             raise InvalidRequest(text, param="logit_bias")
@@ -152,7 +157,7 @@ class ChatService:
                 items = await self._gatherer.gather(
                     request.request_id, read.sources, read.room, deadline, request.forwarded, holding
                 )
-            prompt = await self._in_thread(self._prompt, read.token_ids, items)
+            prompt = await self._in_thread(self._prompt, request, read.token_ids, items)
             return await self._submit(request, prompt)
 
     @contextmanager
@@ -201,21 +206,40 @@ class ChatService:
             ClientError: the request, its size, or its media is at fault.
         """
         media = request.conversation.media
+        kinds = [source.modality for source in media]
+        check_modalities(kinds, self._model.half.placeholders, [source.param for source in media])
+        token_ids, text_tokens = self._tokenized(request, kinds)
+        room = self._model.context_length - (1 if request.max_tokens is None else request.max_tokens)
+        self._check_size(text_tokens, request.max_tokens)
+        with self._stage("media"):
+            limit = self._settings.max_media_bytes
+            forms = self._model.half.forms(kinds)
+            sources = prepare_sources(media, forms, request.mm_hashes, request.tenant, self._hasher, limit)
+        return _Read(token_ids, sources, room - text_tokens)
+
+    def _tokenized(self, request: ChatRequest, kinds: Sequence[Modality]) -> tuple[list[int], int]:
+        """The prompt before its items are there, and how many of its tokens are sure to be no item's.
+
+        Raises:
+            InvalidRequest: it is too long, or its places and the media do not correspond.
+        """
+        if request.prompt_token_ids is not None:
+            given = list(request.prompt_token_ids)
+            self._check_size(len(given), request.max_tokens)
+            return given, check_given(given, self._model.half, kinds, self._model.vocab_size)
         length = sum(len(text) for text in request.conversation.texts())
         if length > self._most_text:
             limit = self._model.context_length
             raise InvalidRequest(f"{length} characters of text cannot fit into a context of {limit} tokens.", param="messages")
         with self._stage("tokenize"):
-            token_ids = self._template.tokenize(request.conversation)
-        check_placeholders(token_ids, self._model.placeholders, len(media))
+            token_ids = self._template.tokenize(self._conversation(request))
+        check_placeholders(token_ids, self._model.half.placeholders, kinds)
         # Each placeholder gives way to its item's tokens, so only the text is sure to stay.
-        text_tokens = len(token_ids) - len(media)
-        room = self._model.context_length - (1 if request.max_tokens is None else request.max_tokens)
-        self._check_size(text_tokens, request.max_tokens)
-        with self._stage("media"):
-            limit = self._settings.max_media_bytes
-            sources = prepare_sources(media, request.mm_hashes, request.tenant, self._hasher, limit)
-        return _Read(token_ids, sources, room - text_tokens)
+        return token_ids, len(token_ids) - len(kinds)
+
+    def _conversation(self, request: ChatRequest) -> Conversation:
+        kinds = [source.modality for source in request.conversation.media]
+        return replace(request.conversation, template=self._model.half.template_for(kinds))
 
     async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of ``work``. Only a few are with the threads at a time, so that only a few come back to the event loop at
@@ -237,10 +261,18 @@ class ChatService:
         call = EngineRequest(request.request_id, prompt, sampling, request.deadline.left())
         return Completion(self._engine, call, self._model.tokenizer, request.stops, self._tracer)
 
-    def _prompt(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Prompt:
+    def _prompt(self, request: ChatRequest, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Prompt:
+        half = self._model.half
         with self._stage("prompt"):
-            expanded, spans = expand(token_ids, items, self._model.placeholders)
-            return Prompt(expanded, self._model.positions(expanded, [span.item for span in spans]), spans)
+            if request.prompt_token_ids is None:
+                items = in_places(token_ids, items, half.placeholders)
+            if request.prompt_token_ids is not None or half.prefer_tokenized_input:
+                expanded, spans = place_items(token_ids, items, half, self._template.plain)
+            else:
+                if edges := edges_of(items):
+                    token_ids = self._template.tokenize(self._conversation(request), edges)
+                expanded, spans = expand(token_ids, items, half.placeholders, half.media_ids)
+            return Prompt(expanded, half.positions(expanded, spans), spans)
 
     def _check_size(self, prompt_tokens: int, max_tokens: int | None) -> None:
         limit, wanted = self._model.context_length, 1 if max_tokens is None else max_tokens

@@ -38,7 +38,7 @@ class LanguageSettings(ServiceSettings):
     )
     health_interval: float = Field(0.5, gt=0, description="Seconds between looks at each encoder.")
     max_items_per_request: int = Field(32, gt=0, description="Pictures in one request.")
-    max_media_bytes: int = Field(32 * 2**20, gt=0, description="Bytes of one picture in a data URL.")
+    max_media_bytes: int = Field(32 * 2**20, gt=0, description="Bytes of one picture, video or sound in a data URL.")
     max_body_bytes: int = Field(64 * 2**20, gt=0, description="Bytes of one request's body.")
     max_message_bytes: int = Field(
         2**30, gt=0, description="Bytes of one frame of a message; less, where the largest item needs less."

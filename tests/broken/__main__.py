@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from services.encoder.decode import decode_image
-from services.encoder.models.generic import VisionHalf
+from services.encoder.models.generic import EncoderHalf, open_half
 from services.language.__main__ import main
 from services.language.chat import ChatRequest, ChatService
 from services.language.completion import Completion
@@ -26,9 +26,9 @@ from shared.identity import MediaItem
 
 
 @cache
-def vision() -> VisionHalf:
+def vision() -> EncoderHalf:
     """What a language service must not have."""
-    return VisionHalf(Path(os.environ["EPD_MODEL"]), "cpu")
+    return open_half(Path(os.environ["EPD_MODEL"]), "cpu")
 
 
 def compute(source: MediaSource) -> MediaItem:

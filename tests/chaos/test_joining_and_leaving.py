@@ -63,7 +63,7 @@ def test_one_without_the_secret_is_refused_with_the_reason(host: Fleet, tmp_path
 
 
 def test_one_of_another_model_is_refused_with_the_reason(host: Fleet, tmp_path: Path, secret: Path) -> None:
-    from tests.checkpoints import make
+    from tests.families import make
 
     other = make("qwen3_vl", tmp_path / "other")
     with encoder_for(host, tmp_path, secret_file=secret, model=other) as encoder:

@@ -58,7 +58,7 @@ class Samples:
     """Good messages of every kind, for one model."""
 
     def __init__(self, facts: LanguageFacts) -> None:
-        self._shapes = facts.tensor_shapes(6)
+        self._shapes = facts.half.tensor_shapes(6)
         failure = {"code": "invalid_media", "message": "This is no picture."}
         beat = Heartbeat(encoder_id="encoder-1", state="ready", items_in_work=1, max_items=8)  # type: ignore[arg-type]
         self.all: list[Frames] = [
@@ -156,7 +156,7 @@ class ReceiverTarget:
         self.slowest = 0.0
 
     async def _make(self) -> Receiver:
-        assembler = Assembler(self._facts, FINGERPRINT)
+        assembler = Assembler(self._facts.half, self._facts.dtype, FINGERPRINT)
         return await Receiver(assembler, "127.0.0.1", 0, 2**20, 2**20, Metrics(), self._memory).__aenter__()
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class ReceiverTarget:
         assert (item.content_hash, item.pad_ids) == (read.content_hash, pad_ids_of(read.content_hash))
         assert read.grid_thw is not None
         assert item.num_tokens == math.prod(read.grid_thw) // 4 > 0
-        wanted = self._facts.tensor_shapes(item.num_tokens)
+        wanted = self._facts.half.tensor_shapes(item.num_tokens)
         tensors = dict(zip(wanted, (item.embeds, *item.deepstack), strict=True))
         parts = {spec.name: part for spec, part in zip(read.tensors, self._parts(read, frames), strict=True)}
         assert parts.keys() == wanted.keys()

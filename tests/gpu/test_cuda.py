@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.encoder.models.generic import VisionHalf
+from services.encoder.models.generic import open_half
 from services.language.engine.torch.core import EngineCore
 from services.language.engine.torch.runner import Runner
 from shared.blocksums import BLOCK, exact_product
 from shared.identity import ContentHasher
-from tests.checkpoints import make
+from tests.families import make
 from tests.unit.engine.harness import Model, Part, picture, run
 from tests.unit.test_identity import DTYPES, content_of
 
@@ -97,7 +97,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def test_the_tower_agrees_with_the_cpu(model: Model) -> None:
-    there = VisionHalf(model.folder, "cuda", "float32")
+    there = open_half(model.folder, "cuda", "float32")
     for seed in range(3):
         [here_item] = model.items([picture(seed, 96, 64)])
         there_item = there.preprocess(picture(seed, 96, 64))
@@ -108,7 +108,7 @@ def test_the_tower_agrees_with_the_cpu(model: Model) -> None:
 
 
 def test_the_engine_gives_the_undivided_models_tokens(model: Model) -> None:
-    runner = Runner(model.folder, "cuda", "float32", block_size=4)
+    runner = Runner.load(model.folder, "cuda", "float32", block_size=4)
     kinds: list[list[Part]] = [["Hello!"], [picture(1), "What?"], [picture(2), picture(3, 96, 32), "Describe. " * 20]]
     core = EngineCore(runner, 512, 4, 64, 24)
     tokens = run(core, {number: model.request(parts) for number, parts in enumerate(kinds)})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,10 +14,10 @@ import pytest
 from PIL import Image
 
 from examples.scenes import png, random_scene
-from tests.chats import Undivided, encoded, user
+from tests.chats import Undivided, data_url, encoded, user
 from tests.conftest import Pair
 from tests.processes import Service, free_port
-from tests.unit.test_decode import damaged_png
+from tests.unit.test_decode import damaged_png, heic, no_pixels
 
 
 @pytest.fixture(scope="module")
@@ -208,3 +210,87 @@ def test_bodies_past_the_limit_are_refused_declared_or_not(pair: Pair) -> None:
     for content in (b" " * size, chunks()):
         response = pair.client.post("/v1/chat/completions", content=content)
         assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_request")
+
+
+def with_url(url: str, kind: str = "image_url") -> dict[str, Any]:
+    """A request about what is behind a URL."""
+    body = user("Describe the picture.", max_tokens=8)
+    body["messages"][0]["content"].insert(0, {"type": kind, kind: {"url": url}})
+    return body
+
+
+def scene() -> Image.Image:
+    return Image.open(io.BytesIO(png(random_scene(random.Random(4)), 256)))
+
+
+@pytest.mark.parametrize("file_format", ["AVIF", "WEBP", "TIFF", "BMP", "GIF", "HEIC"])
+def test_every_format_of_pictures_is_answered(pair: Pair, file_format: str) -> None:
+    data = heic(scene()) if file_format == "HEIC" else encoded(scene(), file_format)
+    assert post(pair, data, "Describe the picture.").status_code == 200
+
+
+def test_an_animation_is_its_first_frame_and_a_turned_photograph_is_upright(pair: Pair, undivided: Undivided) -> None:
+    first = scene().convert("P")
+    animation = encoded(first, "GIF", save_all=True, append_images=[noise(256, 256).convert("P")])
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = encoded(scene().convert("RGB").transpose(Image.Transpose.ROTATE_90), exif=exif)
+    for seen, same in ((animation, encoded(Image.open(io.BytesIO(animation)).convert("RGB"))), (turned, encoded(scene()))):
+        response = post(pair, seen, "Describe the picture.", return_token_ids=True)
+        assert response.status_code == 200, response.text
+        assert response.json()["choices"][0]["token_ids"] == undivided.answer((same, "Describe the picture."), 8)[1]
+
+
+REFUSED = {
+    "SVG": (b"<svg xmlns='http://www.w3.org/2000/svg' width='8' height='8'/>", "SVG, which is not accepted"),
+    "a page": (b"<!DOCTYPE html><title>Not found</title>", "HTML page"),
+    "a bomb": (encoded(Image.new("1", (30_000, 30_000))), "100000000 pixels"),
+    "no pixels": (no_pixels("PNG"), "PNG"),
+    "a video": (b"\0\0\0\x18ftypisom\0\0\0\0mp42", "send that as video_url"),
+    "a sound": (b"RIFF\0\0\0\0WAVEfmt ", "send that as audio_url"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_picture_is_refused_by_what_it_is(pair: Pair, name: str) -> None:
+    data, reason = REFUSED[name]
+    error = post(pair, data, "Describe the picture.").json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_media", "messages.0.content.0.image_url")
+    assert reason in error["message"]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "data:text/html;base64,",
+        "data:application/pdf;charset=utf-8;base64,",
+        "data:image/gif;base64;charset=utf-8,",
+        " DATA:;Base64,\n",
+        'data:image/png; name="a b.png" ; base64,',
+    ],
+)
+def test_the_bytes_of_a_data_url_decide_whatever_it_declares(pair: Pair, head: str) -> None:
+    data = base64.b64encode(encoded(scene())).decode()
+    lines = "\r\n".join(data[at : at + 76] for at in range(0, len(data), 76))
+    plain, odd = (
+        pair.client.post("/v1/chat/completions", json=with_url(url)) for url in (data_url(encoded(scene())), head + lines)
+    )
+    assert odd.status_code == 200, odd.text
+    assert odd.json()["choices"][0]["message"] == plain.json()["choices"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "audio_url", "audio_url": {"url": "https://example.com/a.wav"}},
+        {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+    ],
+)
+def test_media_that_the_model_does_not_take_are_refused_by_kind(pair: Pair, part: dict[str, Any]) -> None:
+    body = user("Describe it.")
+    body["messages"][0]["content"].append(part)
+    response = pair.client.post("/v1/chat/completions", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "invalid_request")
+    assert error["param"] == f"messages.0.content.1.{part['type']}"
+    assert "takes no sounds" in error["message"]

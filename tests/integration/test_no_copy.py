@@ -9,7 +9,7 @@ import asyncio
 import resource
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -32,13 +32,14 @@ WIDTH, TOKENS = 1024, 16_000
 SIZE = 4 * WIDTH * TOKENS  # bytes of one message
 
 
-@dataclass(frozen=True)
+@dataclass
 class Facts:
-    dtype: torch.dtype
-    placeholders: dict[Modality, int]
+    placeholders: dict[Modality, int] = field(default_factory=lambda: {"image": 0})
+    media_ids: frozenset[int] = frozenset([0])
+    by_grid: bool = True
 
-    def tokens_of(self, grid: Grid | None) -> int | None:
-        return None if grid is None else grid[2]
+    def tokens_of(self, modality: Modality, grid: Grid) -> int | None:
+        return grid[2]
 
     def tensor_shapes(self, num_tokens: int) -> dict[str, tuple[int, int]]:
         return {"embeds": (num_tokens, WIDTH)}
@@ -83,7 +84,7 @@ async def send(transport: Transport, endpoint: str, offer: str) -> None:
 async def receive(transport: Transport) -> None:
     """Receives both, verified, and keeps them; tells what the large one took at most."""
     memory = OpenMemory(Residency(transport), "language-1", 2**30)
-    assembler = Assembler(Facts(torch.float32, {"image": 0}), "f")
+    assembler = Assembler(Facts(), torch.float32, "f")
     items: list[MediaItem] = []
     peaks: list[int] = []
 

@@ -16,7 +16,7 @@ import pytest
 from examples.scenes import png, random_scene
 from tests.chaos.test_shared_memory import shared_bytes
 from tests.chats import Undivided, user
-from tests.checkpoints import make
+from tests.families import make
 from tests.processes import Service, wait_for
 
 PROMPT, TOKENS = "Describe the picture.", 12

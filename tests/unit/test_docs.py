@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pydantic_core import PydanticUndefined
+from transformers import AutoConfig
 
 from benchmarks.pages import write_section
 from services.encoder.faults.kinds import KINDS
@@ -17,8 +19,11 @@ from services.language.settings import LanguageSettings
 from services.loadtest.scenario import shipped
 from services.loadtest.verdicts import judge
 from shared.errors import ERRORS
+from shared.families import FAMILIES, Family
+from shared.halves import whole_class
 from shared.settings import ServiceSettings
 from tests.declared import metrics
+from tests.families import ALSO_CALLED, BUILDERS
 from tests.processes import ROOT
 from tests.unit.loadtest.runs import crash_run
 
@@ -89,6 +94,45 @@ def test_every_verdict_is_documented() -> None:
     assert verdict_table() in LOAD_TESTING.read_text()
 
 
+MODELS = ROOT / "docs" / "models.md"
+
+
+def family_table() -> list[str]:
+    """Every family that is served, as the registry, transformers, and the list of tiny checkpoints know it."""
+    lines = [
+        "| family | `model_type` | takes | encoder half | language half | positions | extras | tested |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for family in FAMILIES:
+        halves = [path.partition(":")[0].rpartition(".")[2] for path in (family.encoder, family.language)]
+        takes = [{"image": "pictures", "video": "videos", "audio": "sounds"}[each] for each in family.modalities]
+        media = [{"video": "video", "audio": "audio"}.get(each) for each in family.modalities]
+        extras = dict.fromkeys(f"`{extra}`" for extra in (*family.extras, *media) if extra is not None)
+        tested = [name for name in BUILDERS if ALSO_CALLED.get(name, name) == family.model_type]
+        assert tested, f"{family.model_type} has no tiny checkpoint"
+        lines.append(
+            f"| {family.title} | `{family.model_type}` | {', '.join(takes)} | `{halves[0]}` | `{halves[1]}` | "
+            f"{'M-RoPE' if has_rope_index(family) else 'plain'} | {', '.join(extras)} | {', '.join(tested)} |"
+        )
+    return lines
+
+
+def has_rope_index(family: Family) -> bool:
+    """Whether transformers computes positions of the family's prompts from grids."""
+    if family.configuration is not None:
+        return False
+    whole = whole_class(AutoConfig.for_model(family.model_type))
+    return any(
+        hasattr(each, "get_rope_index") for each in vars(sys.modules[whole.__module__]).values() if isinstance(each, type)
+    )
+
+
+def test_every_family_is_documented() -> None:
+    if os.environ.get("UPDATE_DOCS"):
+        write_section(MODELS, "families", family_table())
+    assert "\n".join(family_table()) in MODELS.read_text()
+
+
 def test_every_scenario_is_documented() -> None:
     table = LOAD_TESTING.read_text().split("| scenario |")[1].split("\n\n")[0]
     assert re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) == [*sorted(shipped(), key=table.index)]
@@ -121,6 +165,8 @@ def test_no_figure_is_left_out() -> None:
         "docs/load-testing.md",
         "docs/failure-contract.md",
         "docs/security.md",
+        "docs/models.md",
+        "docs/media.md",
         "CONTRIBUTING.md",
     ],
 )

@@ -87,8 +87,8 @@ async def test_a_fault_in_what_is_sent_is_not_kept() -> None:
 class Tiles(Model):
     """Of a family that cuts large pictures into tiles: features differ in names and shapes, and sometimes only in names."""
 
-    def preprocess(self, image: Image.Image, param: str | None) -> MediaItem:
-        item = super().preprocess(image, param)
+    def preprocess(self, image: Image.Image, form: str, param: str | None) -> MediaItem:
+        item = super().preprocess(image, form, param)
         item.features["pixel_values"] = torch.zeros(2 if image.width < 20 else 3, 3)
         if image.width % 2:
             item.features["image_sizes"] = torch.tensor([[image.width, image.height]])
@@ -214,8 +214,8 @@ async def test_without_caches_each_picture_is_computed_for_itself() -> None:
 class Reticent(Model):
     """Only its tower can tell how many tokens a picture takes."""
 
-    def preprocess(self, image: Image.Image, param: str | None) -> MediaItem:
-        item = super().preprocess(image, param)
+    def preprocess(self, image: Image.Image, form: str, param: str | None) -> MediaItem:
+        item = super().preprocess(image, form, param)
         item.num_tokens = 0
         return item
 

@@ -16,6 +16,7 @@ from PIL import Image
 from services.encoder import prepare
 from services.encoder.faults.base import Stage
 from services.encoder.faults.stages import Hang
+from services.encoder.sandbox.process import Effort
 from shared.control import EncodeResponse
 from shared.errors import EmbeddingTimeout, InvalidMedia
 from shared.flight import SingleFlight
@@ -312,12 +313,12 @@ async def test_bytes_that_are_no_picture_are_found_so_once_and_everybody_is_told
 ) -> None:
     decoded, free, reached = [], threading.Event(), threading.Event()
 
-    def decode(data: bytes, max_pixels: int, param: str | None) -> Image.Image:
+    def decode(data: bytes, max_pixels: int, param: str | None, effort: Effort) -> Image.Image:
         if data == b"nonsense":
             decoded.append(param)
             reached.set()
             assert free.wait(5)
-        return decode_image(data, max_pixels, param)
+        return decode_image(data, max_pixels, param, effort)
 
     decode_image = prepare.decode_image
     monkeypatch.setattr(prepare, "decode_image", decode)

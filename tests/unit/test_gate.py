@@ -284,7 +284,7 @@ MALFORMED: dict[str, list[bytes]] = {
     "null": [b"null"],
     "a number of many digits": [b'{"version": ' + b"9" * 50_000 + b"}"],
     "JSON that is deep": [DEEP],
-    "a header that is too large": [b'{"version":3,"pad":"' + b"x" * 70_000 + b'"}'],
+    "a header that is too large": [b'{"version":%d,"pad":"' % VERSION + b"x" * MAX_HEADER_BYTES + b'"}'],
     "a version that is none": [b'{"version": "3"}'],
     "another kind": [b'{"version": %d, "kind": "surprise"}' % VERSION],
     "a header without an item": [b'{"version": %d, "request_id": "wanted"}' % VERSION],

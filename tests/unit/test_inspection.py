@@ -53,6 +53,10 @@ def segment(marker: int, data: bytes) -> bytes:
     return struct.pack(">BBH", 0xFF, marker, len(data) + 2) + data
 
 
+def avif(exif: bytes) -> bytes:
+    return encoded(Image.new("RGB", (64, 64)), "AVIF", exif=b"Exif\0\0" + exif)
+
+
 def gif(before: bytes) -> bytes:
     data = encoded(Image.new("P", (8, 8)), "GIF")
     at = 13 + 3 * (2 << (data[10] & 7))
@@ -128,6 +132,7 @@ COSTLY: dict[str, tuple[Callable[[], bytes], str]] = {
     "jpeg: large exif": (lambda: jpeg(segment(0xE1, b"Exif\0\0" + bytes(60_000)) * 20), "EXIF"),
     "jpeg: exif that overlaps": (lambda: jpeg(segment(0xE1, b"Exif\0\0" + overlapping())), "EXIF"),
     "jpeg: scans": (lambda: jpeg(scans=inspection.MAX_SCANS), "scans"),
+    "avif: exif of many numbers": (lambda: avif(tiff({40_000: numbers(2**18 + 1, form=3)})), "EXIF"),
     "gif: extensions": (lambda: gif(b"!\x01\0" * MANY), "parts"),
     "gif: blocks": (lambda: gif(b"!\xfe" + b"\x01a" * MANY + b"\0"), "parts"),
     "gif: junk": (lambda: gif(b"\x01" * MANY), "parts"),

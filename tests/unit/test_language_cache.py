@@ -39,7 +39,7 @@ def data_url(data: bytes) -> str:
 
 def prepare(*urls: str, supplied: Any = (), tenant: str = "") -> list[MediaSource]:
     media = [MediaSource(index, "image", f"messages.{index}", url=url) for index, url in enumerate(urls)]
-    return prepare_sources(media, supplied, tenant, HASHER, 1000)
+    return prepare_sources(media, [""] * len(media), supplied, tenant, HASHER, 1000)
 
 
 def count(metrics: Metrics, name: str) -> float:

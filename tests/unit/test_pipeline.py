@@ -18,7 +18,7 @@ from PIL import Image
 from services.encoder.faults.base import Call, Outgoing, Sender, Stage
 from services.encoder.faults.registry import Faults
 from services.encoder.fetch import Fetcher
-from services.encoder.models.generic import VisionHalf
+from services.encoder.models.generic import EncoderHalf
 from services.encoder.pipeline import Identity, Pipeline
 from services.encoder.publisher import Publisher
 from services.encoder.settings import EncoderSettings
@@ -79,6 +79,8 @@ class Model:
 
     device = torch.device("cpu")
     precompute_hash_before_cpu_transfer = False
+    modalities = ("image",)
+    lacking = ()
 
     def __init__(self) -> None:
         self.processor = Processor()
@@ -86,7 +88,7 @@ class Model:
         self.decoded: list[int] = []
         self.batches: list[list[int]] = []
 
-    def preprocess(self, image: Image.Image, _: str | None) -> MediaItem:
+    def preprocess(self, image: Image.Image, form: str, _: str | None) -> MediaItem:
         self.decoded.append(image.width)
         self.decoding.pass_through()
         features = {"pixel_values": torch.full((FEATURE_BYTES // 4,), float(image.width))}
@@ -170,7 +172,7 @@ async def bench(
     model, web, metrics, publisher = half or Model(), Web(), Metrics(), Publisher()
     pipeline = Pipeline(
         EncoderSettings.model_validate(settings),
-        cast(VisionHalf, model),
+        cast(EncoderHalf, model),
         ContentHasher(b"secret"),
         Identity("encoder-1", "fingerprint"),
         cast(Fetcher, web),

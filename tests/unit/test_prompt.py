@@ -70,7 +70,7 @@ def test_masking_gives_the_same_tokens_as_the_stock_path_elsewhere(tokenizer: An
     plain = conversation(text("a <|im_end| > b"), IMAGE, text("tail"))
     template = ChatTemplate(tokenizer)
     assert template._special is not None
-    assert template._tokenize_masked(plain, template._special) == template.tokenize(plain)
+    assert template._tokenize_masked(plain, template._special, ()) == template.tokenize(plain)
 
 
 def test_threads_do_not_disturb_each_other(tokenizer: Any) -> None:
@@ -101,7 +101,7 @@ def test_a_template_that_refuses_is_the_requests_error() -> None:
 def test_placeholders_expand_to_exactly_their_items(ids: list[int], data: st.DataObject) -> None:
     counts = [data.draw(st.integers(1, 7)) for token in ids if token == 99]
     items = [MediaItem("image", count) for count in counts]
-    expanded, spans = expand(ids, items, {"image": 99})
+    expanded, spans = expand(ids, items, {"image": 99}, {99})
     assert len(expanded) == len(ids) - len(items) + sum(counts)
     assert [span.item for span in spans] == items
     rebuilt, at = [], 0
@@ -115,17 +115,17 @@ def test_placeholders_expand_to_exactly_their_items(ids: list[int], data: st.Dat
 @pytest.mark.parametrize(("ids", "items"), [([1, 99], 0), ([1], 1), ([99, 99], 1), ([99], 2)])
 def test_places_and_pictures_must_correspond(ids: list[int], items: int) -> None:
     with pytest.raises(InternalError):
-        expand(ids, [MediaItem("image", 2)] * items, {"image": 99})
+        expand(ids, [MediaItem("image", 2)] * items, {"image": 99}, {99})
     with pytest.raises(InvalidRequest, match=f"{items} pictures"):
-        check_placeholders(ids, {"image": 99}, items)
+        check_placeholders(ids, {"image": 99}, ["image"] * items)
 
 
 def test_positions_equal_the_undivided_models(demo_model: Path) -> None:
-    half = LanguageFacts(demo_model)
+    half = LanguageFacts(demo_model).half
     pad = half.placeholders["image"]
     tall, wide = MediaItem("image", 6, (1, 6, 4)), MediaItem("image", 2, (1, 2, 4))
-    ids, _ = expand([1, 2, pad, 3, pad, 4, 5], [tall, wide], half.placeholders)
-    found = half.positions(ids, [tall, wide])
+    ids, spans = expand([1, 2, pad, 3, pad, 4, 5], [tall, wide], half.placeholders, half.media_ids)
+    found = half.positions(ids, spans)
     # Text advances every axis; a picture spans rows and columns and then advances by its longer side, in merged patches.
     expected = [
         [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 6, 8, 9],
@@ -177,5 +177,5 @@ def test_stop_strings_cut_at_the_first_and_show_no_part_of_it(words: str, stops:
 
 
 def test_positions_are_plain_where_there_is_no_picture() -> None:
-    half = LanguageFacts(DEMO_MODEL)
+    half = LanguageFacts(DEMO_MODEL).half
     assert torch.equal(half.positions([5, 6], []).ids, torch.tensor([[0, 1]]))

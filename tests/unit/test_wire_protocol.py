@@ -91,7 +91,7 @@ def test_the_examples_follow_the_schemas(
 @pytest.mark.parametrize(
     ("schema", "listed"),
     [
-        (Heartbeat, '{"version": 3, "kind": "heartbeat", "encoder_id", "state", "items_in_work", "max_items"}'),
+        (Heartbeat, '{"version": 4, "kind": "heartbeat", "encoder_id", "state", "items_in_work", "max_items"}'),
         (EncodeResponse, '{"encoder_id", "items": '),
         (Memory, '{"name", "pid", "fd", "size"}'),
     ],

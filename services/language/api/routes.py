@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from typing import Any
 
@@ -10,7 +11,8 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import ValidationError
 
 from services.language.api.answer import Answer, Chat
-from services.language.api.schemas import ChatCompletion, ChatCompletionRequest, ImagePart, ModelCard, ModelList
+from services.language.api.parts import TextPart
+from services.language.api.schemas import ChatCompletion, ChatCompletionRequest, ModelCard, ModelList
 from services.language.chat import ChatRequest
 from services.language.deadline import Deadline
 from services.language.engine.interface import Sampling
@@ -26,6 +28,7 @@ TIMEOUT_HEADER = "x-request-timeout"
 FORWARDED_PREFIX = "x-epd-"
 """Headers that begin so are passed on to encoders, whose faults can match them."""
 
+_TOKENS = re.compile(rb'"prompt_token_ids"\s*:\s*\[[\d,\s]*\]')
 _MAX_FORWARDED = 8
 _MAX_FORWARDED_SIZE = 8192
 
@@ -42,7 +45,7 @@ def install_routes(app: FastAPI, model_name: str, request_timeout: float, body_t
 
     @router.post(
         CHAT_PATH,
-        summary="Answer a conversation with text and pictures",
+        summary="Answer a conversation with text, pictures, videos and sounds",
         response_model=ChatCompletion,
         responses=ERROR_RESPONSES,
         openapi_extra={
@@ -65,7 +68,9 @@ def install_routes(app: FastAPI, model_name: str, request_timeout: float, body_t
         deadline = deadline_of(request, request_timeout)
         # Before the body is read: a body is the largest thing that a request holds.
         with chat.admitted():
-            body = parse(await in_time(request, request.body(), min(body_timeout, deadline.left())), model_name)
+            raw = await in_time(request, request.body(), min(body_timeout, deadline.left()))
+            body = parse(raw, model_name, chat.context_length)
+            del raw
             answer = Answer(chat, model_name, body, request.scope)
             call = ask_of(body, request_id_of(request), deadline, forwarded_of(request), tenant_of(request))
             span_of(request).set(stream=body.stream, items=len(call.conversation.media))
@@ -75,13 +80,13 @@ def install_routes(app: FastAPI, model_name: str, request_timeout: float, body_t
     component_schemas(app, ChatCompletionRequest)
 
 
-def parse(raw: bytes, model_name: str) -> ChatCompletionRequest:
+def parse(raw: bytes, model_name: str, context_length: int) -> ChatCompletionRequest:
     """The request in a body.
 
     Raises:
         InvalidRequest: too many values, not JSON, not the schema, or another model than the one that is served.
     """
-    check_json(raw)
+    check_json(_without_tokens(raw, context_length))
     try:
         body = ChatCompletionRequest.model_validate_json(raw)
     except ValidationError as error:
@@ -89,6 +94,21 @@ def parse(raw: bytes, model_name: str) -> ChatCompletionRequest:
     if body.model not in (None, model_name):
         raise InvalidRequest(f"The model {body.model!r} is not served here; {model_name!r} is.", param="model")
     return body
+
+
+def _without_tokens(raw: bytes, context_length: int) -> bytes:
+    """The body without the tokens of its prompt. They are many values, but numbers in a row take little time.
+
+    Raises:
+        InvalidRequest: there are more than fit into the context.
+    """
+    given = _TOKENS.search(raw)
+    if given is None:
+        return raw
+    if (tokens := given[0].count(b",") + 1) > context_length:
+        text = f"The prompt has {tokens} tokens; the model's context has {context_length}."
+        raise InvalidRequest(text, param="prompt_token_ids")
+    return raw[: given.start()] + raw[given.end() :]
 
 
 def deadline_of(request: Request, seconds: float) -> Deadline:
@@ -147,19 +167,19 @@ def ask_of(
         if isinstance(message.content, list):
             content = []
             for part_at, part in enumerate(message.content):
-                if isinstance(part, ImagePart):
-                    param = f"messages.{at}.content.{part_at}.image_url"
-                    media.append(MediaSource(len(media), "image", param, url=part.image_url.url))
-                    content.append({"type": "image"})
-                else:
+                if isinstance(part, TextPart):
                     content.append({"type": "text", "text": part.text})
+                else:
+                    param = f"messages.{at}.content.{part_at}.{part.type}"
+                    media.append(MediaSource(len(media), part.modality, param, url=part.url))
+                    content.append({"type": part.modality})
         else:
             content = message.content or ""
         # Chat templates know the older name of the developer's role.
         role = "system" if message.role == "developer" else message.role
         messages.append({"role": role, "content": content})
     if body.mm_hashes is not None and len(body.mm_hashes) != len(media):
-        text = f"mm_hashes has {len(body.mm_hashes)} entries, but the request has {len(media)} pictures."
+        text = f"mm_hashes has {len(body.mm_hashes)} entries, but the request has {len(media)} media items."
         raise InvalidRequest(text, param="mm_hashes")
     return ChatRequest(
         request_id=request_id,
@@ -173,6 +193,7 @@ def ask_of(
         answers=body.n,
         mm_hashes=body.mm_hashes or (),
         tenant=tenant,
+        prompt_token_ids=body.prompt_token_ids,
     )
 
 

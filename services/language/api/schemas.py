@@ -14,43 +14,18 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
 )
 
-
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class ImageUrl(_Request):
-    """Object form of an image; ``url`` is a data, http or https URL."""
-
-    url: str = Field(min_length=1)
-    detail: Literal["auto", "low", "high"] = "auto"
-
-
-class TextPart(_Request):
-    type: Literal["text"]
-    text: str
-
-
-class ImagePart(_Request):
-    type: Literal["image_url"]
-    image_url: ImageUrl
-
-    @field_validator("image_url", mode="before")
-    @classmethod
-    def _accept_string(cls, value: object) -> object:
-        return {"url": value} if isinstance(value, str) else value
-
+from services.language.api.parts import Part, RequestModel
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
-class Message(_Request):
+class Message(RequestModel):
     """One message; media parts are for users."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -65,7 +40,7 @@ class Message(_Request):
         return self
 
 
-class StreamOptions(_Request):
+class StreamOptions(RequestModel):
     include_usage: bool = False
 
 
@@ -80,7 +55,7 @@ _UNSERVED: dict[str, tuple[object, ...]] = {
 """Known fields that are not served, with the values that ask for nothing."""
 
 
-class ChatCompletionRequest(_Request):
+class ChatCompletionRequest(RequestModel):
     """Body of ``POST /v1/chat/completions``."""
 
     model_config = ConfigDict(
@@ -103,7 +78,9 @@ class ChatCompletionRequest(_Request):
         },
     )
 
-    messages: list[Message] = Field(min_length=1, max_length=4096)
+    # Beyond OpenAI's, and before what depends on it: the prompt's tokens. Of the messages only the media count then.
+    prompt_token_ids: list[TokenId] | None = Field(None, min_length=1, max_length=2**20)
+    messages: list[Message] = Field(max_length=4096)
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -127,7 +104,7 @@ class ChatCompletionRequest(_Request):
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=64)
     ignore_eos: bool = False
     return_token_ids: bool = False
-    # A hash for each picture, or null: equal ones of one caller stand for equal pictures.
+    # A hash for each media item, or null: equal ones of one caller stand for equal items.
     mm_hashes: list[str | None] | None = Field(None, max_length=4096)
 
     @model_validator(mode="before")
@@ -142,7 +119,16 @@ class ChatCompletionRequest(_Request):
         present = {name: value for name, value in values.items() if value is not None}
         if isinstance(present.get("stop"), str):
             present["stop"] = [present["stop"]]
+        if "prompt_token_ids" in present:
+            present.setdefault("messages", [])
         return present
+
+    @field_validator("messages")
+    @classmethod
+    def _check_messages(cls, messages: list[Message], info: ValidationInfo) -> list[Message]:
+        if not messages and not info.data.get("prompt_token_ids"):
+            raise ValueError("a request needs at least one message, or prompt_token_ids")
+        return messages
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> Self:
@@ -161,7 +147,7 @@ class PromptTokensDetails(BaseModel):
 
 
 class Usage(BaseModel):
-    """Token counts; a picture counts as many prompt tokens as it takes in the model's context."""
+    """Token counts; a media item counts as many prompt tokens as it takes in the model's context."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -16,10 +16,11 @@ from shared.wire import Buffer, Header, read_tensors
 class ModelFacts(Protocol):
     """What verification needs to know of the language half."""
 
-    dtype: torch.dtype
     placeholders: dict[Modality, int]
+    media_ids: frozenset[int]
+    by_grid: bool
 
-    def tokens_of(self, grid: Grid | None) -> int | None:
+    def tokens_of(self, modality: Modality, grid: Grid) -> int | None:
         """Tokens of an item with this grid; None if the family's items cannot have it."""
 
     def tensor_shapes(self, num_tokens: int) -> dict[str, tuple[int, int]]:
@@ -29,8 +30,9 @@ class ModelFacts(Protocol):
 class Assembler:
     """Turns what was received, frames or parts of memory, into media items for one model."""
 
-    def __init__(self, facts: ModelFacts, fingerprint: str, max_item_tokens: int = 16_384) -> None:
+    def __init__(self, facts: ModelFacts, dtype: torch.dtype, fingerprint: str, max_item_tokens: int = 16_384) -> None:
         self._facts = facts
+        self._dtype = dtype
         self._fingerprint = fingerprint
         self._max_item_tokens = max_item_tokens
 
@@ -57,12 +59,12 @@ class Assembler:
         came = {name: tuple(tensor.shape) for name, tensor in received.items()}
         if came != wanted:
             raise EmbeddingIncompatible(f"Item {header.item} brings tensors {came}; this model needs {wanted}.")
-        tensors = {name: received[name].to(self._facts.dtype) for name in wanted}
+        tensors = {name: received[name].to(self._dtype) for name in wanted}
         for name, tensor in tensors.items():
             # After the conversion, which may overflow.
             if not _is_finite(tensor):
                 raise EmbeddingIncompatible(f"Tensor {name} of item {header.item} has values that are not finite.")
-        item = MediaItem(header.modality, header.num_tokens, header.grid_thw)
+        item = MediaItem(header.modality, header.num_tokens, header.grid_thw, header.layout, header.seconds_per_grid)
         item.embeds = tensors.pop("embeds")
         item.deepstack = tuple(tensors.values())
         item.timings = dict(header.timings)
@@ -70,22 +72,26 @@ class Assembler:
         return item
 
     def _check_geometry(self, header: Header) -> None:
-        """Modality, token count and grid agree with each other and with the family.
+        """Modality, token count, grid and layout agree with each other and with the family.
 
         Raises:
             EmbeddingIncompatible: they do not.
         """
         if header.modality not in self._facts.placeholders:
             raise EmbeddingIncompatible(f"Item {header.item} is of kind {header.modality}, which this model does not take.")
-        if header.num_tokens > self._max_item_tokens:
+        tokens, grid, layout = header.num_tokens, header.grid_thw, header.layout
+        if max(tokens, layout.length if layout else 0) > self._max_item_tokens:
             raise EmbeddingIncompatible(
-                f"Item {header.item} has {header.num_tokens} tokens; at most {self._max_item_tokens} are accepted."
+                f"Item {header.item} has {tokens} tokens; at most {self._max_item_tokens} are accepted."
             )
-        counted = self._facts.tokens_of(header.grid_thw)
-        if header.num_tokens < 1 or counted != header.num_tokens:
-            raise EmbeddingIncompatible(
-                f"Item {header.item} has {header.num_tokens} tokens and the grid {header.grid_thw}, which do not fit."
-            )
+        # At least one of both must say how many there are, and sounds have no grid.
+        by_grid = self._facts.by_grid and header.modality != "audio"
+        counted: list[int | None] = [layout.count(self._facts.media_ids)] if layout else []
+        if by_grid:
+            counted.append(self._facts.tokens_of(header.modality, grid) if grid else None)
+        if tokens < 1 or set(counted) != {tokens}:
+            there = f"{tokens} tokens and the grid {grid}" + (f" and a layout with {counted[0]}" if layout else "")
+            raise EmbeddingIncompatible(f"Item {header.item} has {there}, which do not fit.")
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -155,7 +155,7 @@ def part_name(source: MediaSource) -> str:
 
 
 def item_of(source: MediaSource) -> EncodeItem:
-    """What the encoder is told about a picture."""
+    """What the encoder is told about an item."""
     return EncodeItem(
         index=source.index,
         modality=source.modality,
@@ -163,6 +163,7 @@ def item_of(source: MediaSource) -> EncodeItem:
         part=None if source.data is None else part_name(source),
         param=source.param,
         content_hash=source.supplied,
+        form=source.form,
     )
 
 

@@ -45,7 +45,7 @@ class Job:
     @property
     def tokens_left(self) -> int:
         """What the missing items may take."""
-        return self.token_budget - sum(item.num_tokens for item in self.items.values())
+        return self.token_budget - sum(item.prompt_tokens for item in self.items.values())
 
     def check_tokens(self) -> None:
         """What is there must fit: what came from the cache, or for another request, no encoder has counted for this one.
@@ -55,7 +55,7 @@ class Job:
         """
         if self.tokens_left < 0:
             needed = self.token_budget - self.tokens_left
-            text = f"The pictures need {needed} tokens, but only {max(0, self.token_budget)} are left for them in the context."
+            text = f"The media need {needed} tokens, but only {max(0, self.token_budget)} are left for them in the context."
             raise InvalidRequest(text, param="messages")
 
     def arrived(self, index: int, item: MediaItem) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from services.language.models.facts import Positions
+    from services.language.models.generic import Positions
     from shared.identity import MediaItem
 
 FinishReason = Literal["stop", "length"]
@@ -14,10 +14,13 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The embeddings of ``item`` stand for the tokens from ``start`` on, ``item.num_tokens`` of them."""
+    """The rows of ``item``'s embeddings from ``offset`` on stand for the ``tokens`` tokens from ``start`` on. An item whose
+    tokens are parted by ordinary ones has several spans, in order."""
 
     start: int
     item: MediaItem
+    offset: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ from shared.identity import Modality
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """One picture of a request: a ``url`` for the encoder to fetch, or ``data``, the bytes that came with the request.
+    """One picture, video or sound of a request: a ``url`` for the encoder to fetch, or ``data``, the bytes that came with the
+    request.
 
     ``param`` is its place in the request, for error messages. ``digest`` is that of the data; ``supplied`` is the content hash
-    that stands for what the caller supplied as one.
+    that stands for what the caller supplied as one. ``form`` is how the family wants it prepared, where there is a choice.
     """
 
     index: int
@@ -24,6 +25,7 @@ class MediaSource:
     data: bytes | None = None
     digest: str | None = None
     supplied: str | None = None
+    form: str = ""
 
     @property
     def identity(self) -> str | None:
@@ -38,10 +40,12 @@ class MediaSource:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """``messages`` have the form that chat templates read; the n-th media part of theirs is ``media[n]``."""
+    """``messages`` have the form that chat templates read; the n-th media part of theirs is ``media[n]``. ``template`` is taken
+    in place of the checkpoint's own."""
 
     messages: list[dict[str, Any]]
     media: tuple[MediaSource, ...] = ()
+    template: str | None = None
 
     def texts(self) -> Iterator[str]:
         """Every piece of text that somebody wrote."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from services.language.prompt.conversation import MediaSource
@@ -14,32 +14,39 @@ _PURPOSE = "media"
 
 
 def prepare_sources(
-    media: Sequence[MediaSource], supplied: Sequence[str | None], tenant: str, hasher: ContentHasher, max_bytes: int
+    media: Sequence[MediaSource],
+    forms: Sequence[str],
+    supplied: Sequence[str | None],
+    tenant: str,
+    hasher: ContentHasher,
+    max_bytes: int,
 ) -> list[MediaSource]:
     """Data URLs become raw bytes, so that they cross to the encoder as they are; other URLs stay. ``supplied`` are the hashes
-    that the ``tenant`` supplied, one for each item or none at all. Hashes, so not for the event loop.
+    that the ``tenant`` supplied, one for each item or none at all. Equal bytes are other items where they are to be prepared in
+    another of ``forms``. Hashes, so not for the event loop.
 
     Raises:
         InvalidMedia: a data URL is broken, empty or too large.
         InvalidRequest: a supplied hash is malformed.
     """
     prepared = []
-    for source, named in zip(media, _named(supplied or [None] * len(media), tenant, hasher), strict=True):
+    for source, form, value in zip(media, forms, supplied or [None] * len(media), strict=True):
+        kind = f"{source.modality}/{form}" if form else source.modality
+        named = _named(source, value, f"{kind}|{tenant}", hasher)
         if source.url is not None and is_data_url(source.url):
             source = replace(source, url=None, data=decode_data_url(source.url, max_bytes, source.param))
         if named is not None:
             source = replace(source, supplied=named)
         elif source.data is not None:
-            source = replace(source, digest=hasher.hash_bytes(source.data, _PURPOSE))
-        prepared.append(source)
+            source = replace(source, digest=hasher.hash_bytes(source.data, f"{_PURPOSE}/{kind}"))
+        prepared.append(replace(source, form=form))
     return prepared
 
 
-def _named(supplied: Sequence[str | None], tenant: str, hasher: ContentHasher) -> Iterator[str | None]:
-    """The content hashes that stand for what was supplied."""
-    for index, value in enumerate(supplied):
-        try:
-            yield None if value is None else hasher.supplied(value, tenant)
-        except InvalidRequest as error:
-            error.param = f"mm_hashes.{index}"
-            raise
+def _named(source: MediaSource, value: str | None, tenant: str, hasher: ContentHasher) -> str | None:
+    """The content hash that stands for what was supplied."""
+    try:
+        return None if value is None else hasher.supplied(value, tenant)
+    except InvalidRequest as error:
+        error.param = f"mm_hashes.{source.index}"
+        raise

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
-from services.encoder.models.generic import VisionHalf
+from services.encoder.models.generic import EncoderHalf, open_half
 from services.language.engine.interface import EngineRequest, Prompt, Sampling, Step
 from services.language.engine.torch.core import EngineCore, Failure
 from services.language.engine.torch.runner import Runner
@@ -33,15 +33,15 @@ class Model:
 
     folder: Path
     facts: LanguageFacts = field(init=False)
-    vision: VisionHalf = field(init=False)
+    vision: EncoderHalf = field(init=False)
     whole: Any = field(init=False)
     runner: Runner = field(init=False)
 
     def __post_init__(self) -> None:
         self.facts = LanguageFacts(self.folder)
-        self.vision = VisionHalf(self.folder)
+        self.vision = open_half(self.folder)
         self.whole = AutoModelForImageTextToText.from_pretrained(self.folder).eval()
-        self.runner = Runner(self.folder, "cpu", "auto", block_size=4)
+        self.runner = Runner.load(self.folder, "cpu", "auto", block_size=4)
         self._hasher = ContentHasher(b"a secret of tests")
 
     def core(self, blocks: int = 512, running: int = 64, batch: int = 64) -> EngineCore:
@@ -56,7 +56,7 @@ class Model:
 
     def request(self, parts: Sequence[Part], max_tokens: int = 12, **sampling: Any) -> EngineRequest:
         """A request whose tokens are greedy unless ``sampling`` says otherwise; end tokens do not end it."""
-        pad = self.facts.placeholders["image"]
+        pad = self.facts.half.placeholders["image"]
         # As the families' templates have it: Qwen's put marks around a picture, LLaVA's do not.
         marks = [getattr(self.facts.config, f"vision_{side}_token_id", None) for side in ("start", "end")]
         place = [token for token in (marks[0], pad, marks[1]) if token is not None]
@@ -64,8 +64,9 @@ class Model:
         for part in parts:
             ids += place if isinstance(part, Image.Image) else self.facts.tokenizer.encode(part)
         items = self.items(parts)
-        expanded, spans = expand(ids, items, self.facts.placeholders)
-        prompt = Prompt(expanded, self.facts.positions(expanded, [span.item for span in spans]), spans)
+        half = self.facts.half
+        expanded, spans = expand(ids, items, half.placeholders, half.media_ids)
+        prompt = Prompt(expanded, half.positions(expanded, spans), spans)
         return EngineRequest("r", prompt, Sampling(max_tokens, **{"temperature": 0, **sampling}))
 
     @torch.inference_mode()
@@ -78,7 +79,7 @@ class Model:
         if pictures:
             inputs = {name: torch.cat([item.features[name] for item in pictures]) for name in pictures[0].features}
             if "image_grid_thw" in inputs:
-                inputs["mm_token_type_ids"] = (ids == self.facts.placeholders["image"]).int()
+                inputs["mm_token_type_ids"] = (ids == self.facts.half.placeholders["image"]).int()
         out = self.whole.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),

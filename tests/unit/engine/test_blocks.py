@@ -7,38 +7,51 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.language.engine.interface import EngineRequest, Prompt, Sampling
+from services.language.engine.interface import EngineRequest, Prompt, Sampling, Span
 from services.language.engine.torch.blocks import BlockPool, OutOfBlocksError, chain_keys
 from services.language.engine.torch.scheduler import Scheduler
 from services.language.engine.torch.sequence import Sequence
-from services.language.models.facts import Positions
+from services.language.models.generic import Positions
+from shared.identity import MediaItem
 
 BLOCK = 4
+LONGEST = 9
+"""Of the items, in tokens."""
 
 
-def sequence(number: int, tokens: list[int], max_tokens: int) -> Sequence:
-    prompt = Prompt(tokens, Positions(torch.arange(len(tokens)).unsqueeze(0), len(tokens)))
+def sequence(number: int, parts: list[int], max_tokens: int) -> Sequence:
+    """Of ``parts`` 0 and 1 are text; a greater one is an item of that many tokens, which shows the same wherever it is."""
+    tokens: list[int] = []
+    spans: list[Span] = []
+    for part in parts:
+        if part > 1:
+            item = MediaItem("image", part)
+            item.set_hash(f"{part:032x}")
+            spans.append(Span(len(tokens), item, 0, part))
+        tokens += [part] * max(1, part)
+    prompt = Prompt(tokens, Positions(torch.arange(len(tokens)).unsqueeze(0), len(tokens)), tuple(spans))
     return Sequence.of(number, EngineRequest(str(number), prompt, Sampling(max_tokens)))
 
 
 class PoolAndScheduler(RuleBasedStateMachine):
     """Adds, steps, cancels and finishes at random; a model of what each block holds runs beside."""
 
-    @initialize(blocks=st.integers(4, 24), running=st.integers(1, 5), budget=st.integers(1, 24))
-    def begin(self, blocks: int, running: int, budget: int) -> None:
+    @initialize(blocks=st.integers(4, 24), running=st.integers(1, 5), budget=st.integers(1, 24), whole_items=st.booleans())
+    def begin(self, blocks: int, running: int, budget: int, whole_items: bool) -> None:
         self.pool = BlockPool(blocks, BLOCK)
-        self.scheduler = Scheduler(self.pool, running, budget)
-        self.budget, self.max_running = budget, running
+        self.scheduler = Scheduler(self.pool, running, budget, whole_items)
+        self.budget, self.max_running, self.whole_items = budget, running, whole_items
         self.alive: dict[int, Sequence] = {}
         self.contents: dict[int, tuple[int, ...]] = {}
         self.number = 0
 
     # Few different tokens and lengths, so that prefixes are often shared.
-    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=14), answer=st.integers(1, 10))
-    def add(self, tokens: list[int], answer: int) -> None:
-        if len(tokens) + answer <= self.scheduler.capacity:
-            self.alive[self.number] = sequence(self.number, tokens, answer)
-            self.scheduler.add(self.alive[self.number])
+    @rule(parts=st.lists(st.sampled_from([0, 0, 0, 1, 1, 1, 3, LONGEST]), min_size=1, max_size=14), answer=st.integers(1, 10))
+    def add(self, parts: list[int], answer: int) -> None:
+        made = sequence(self.number, parts, answer)
+        if made.prompt_length + answer <= self.scheduler.capacity:
+            self.alive[self.number] = made
+            self.scheduler.add(made)
             self.number += 1
 
     @rule(token=st.integers(0, 1))
@@ -47,7 +60,8 @@ class PoolAndScheduler(RuleBasedStateMachine):
         assert bool(chunks) == bool(self.alive)
         decoding = [chunk for chunk in chunks if chunk.end - chunk.start == 1]
         assert chunks[: len(decoding)] == decoding
-        assert sum(chunk.end - chunk.start for chunk in chunks) <= max(self.budget, len(self.scheduler.running) + 1)
+        most = max(self.budget, len(self.scheduler.running) + 1) + (LONGEST if self.whole_items else 0)
+        assert sum(chunk.end - chunk.start for chunk in chunks) <= most
         assert len({chunk.sequence.number for chunk in chunks}) == len(chunks)
         written: set[int] = set()
         for chunk in chunks:
@@ -55,6 +69,8 @@ class PoolAndScheduler(RuleBasedStateMachine):
             assert one in self.scheduler.running
             assert chunk.start == one.computed < chunk.end <= len(one.tokens)
             assert len(one.blocks) * BLOCK >= chunk.end
+            if self.whole_items:
+                assert one.item_across(chunk.end) is None
             # What was found in the cache must be what the sequence would have computed.
             for index in range(chunk.start // BLOCK):
                 assert self.contents[one.blocks[index]] == tuple(one.tokens[: (index + 1) * BLOCK])
@@ -117,6 +133,18 @@ TestPoolAndScheduler = PoolAndScheduler.TestCase
 TestPoolAndScheduler.settings = settings(
     max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+def test_items_that_stay_whole_are_chunks_of_their_own_where_the_budget_is_too_small() -> None:
+    scheduler = Scheduler(BlockPool(16, BLOCK), 1, 4, whole_items=True)
+    one = sequence(0, [0, 1, 9, 3, 0, 0], 1)
+    scheduler.add(one)
+    chunks = []
+    while one.remaining:
+        [chunk] = scheduler.schedule()
+        chunks.append((chunk.start, chunk.end))
+        scheduler.computed(chunk)
+    assert chunks == [(0, 2), (2, 11), (11, 15), (15, 16)]
 
 
 def test_equal_chains_mean_equal_beginnings() -> None:

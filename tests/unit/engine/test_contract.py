@@ -48,7 +48,7 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
 def hello(facts: LanguageFacts, words: str = "Hello!", **sampling: Any) -> EngineRequest:
     ids = facts.tokenizer.encode(f"<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\n")
     given = {"max_tokens": 32, "temperature": 0, "stop_token_ids": facts.eos_ids, **sampling}
-    return EngineRequest("r", Prompt(ids, facts.positions(ids, [])), Sampling(**given))
+    return EngineRequest("r", Prompt(ids, facts.half.positions(ids, [])), Sampling(**given))
 
 
 async def tokens(engine: Engine, request: EngineRequest) -> list[Step]:
@@ -142,8 +142,9 @@ async def test_numbers_that_are_not_finite_end_one_sequence_only(engine: Engine,
     item.set_hash("ab" * 16)
     item.embeds = torch.full((4, 128), float("nan"))
     item.deepstack = (torch.zeros(4, 128), torch.zeros(4, 128))
-    ids = [1, 2, *[facts.placeholders["image"]] * 4, 3]
-    bad = EngineRequest("bad", Prompt(ids, facts.positions(ids, [item]), (Span(2, item),)), hello(facts).sampling)
+    ids = [1, 2, *[facts.half.placeholders["image"]] * 4, 3]
+    spans = (Span(2, item, 0, 4),)
+    bad = EngineRequest("bad", Prompt(ids, facts.half.positions(ids, spans), spans), hello(facts).sampling)
     good = hello(facts, max_tokens=64, stop_token_ids=frozenset())
     expected = [step.token_id for step in await tokens(engine, good)]
     running = engine.submit(good)
@@ -192,8 +193,8 @@ async def test_what_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(EngineStartError, match="KV_CACHE_MEMORY"):
         await tiny.start()
     await tiny.stop()
-    (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     foreign = TorchEngine(replace(OPTIONS, folder=str(tmp_path)))
-    with pytest.raises(EngineStartError, match="gemma3 is not served"):
+    with pytest.raises(EngineStartError, match="family bert are not served"):
         await foreign.start()
     await foreign.stop()

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import FAMILIES, make
+from tests.families import make
 from tests.processes import DEMO_MODEL
 from tests.unit.engine.harness import Model, Part, collect, picture, run
 
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava")
+"""Each has something of its own: M-RoPE, windows in its tower, deepstack, experts, plain positions. Decoders of all other kinds
+are in ``test_decoders.py``."""
 LONG = "Describe the picture at the top left of the second picture. " * 6
 
 

@@ -12,7 +12,7 @@ from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, Top
 from services.language.engine.interface import EngineRequest, Prompt, Sampling
 from services.language.engine.torch.sampler import sample
 from services.language.engine.torch.sequence import Sequence
-from services.language.models.facts import Positions
+from services.language.models.generic import Positions
 
 VOCABULARY = 50
 

@@ -20,13 +20,14 @@ from tests.unit.faults.calls import TOKENS, WIDTH, call, sent_by, setting
 class Facts:
     """A model that the messages of these tests fit."""
 
-    dtype = torch.float32
+    by_grid = True
+    media_ids = frozenset([1])
 
     def __init__(self) -> None:
         self.placeholders: dict[Modality, int] = {"image": 1}
 
-    def tokens_of(self, grid: Grid | None) -> int | None:
-        return None if grid is None else grid[1] * grid[2] // 4
+    def tokens_of(self, modality: Modality, grid: Grid) -> int | None:
+        return grid[1] * grid[2] // 4
 
     def tensor_shapes(self, num_tokens: int) -> dict[str, tuple[int, int]]:
         return {name: (num_tokens, WIDTH) for name in ("embeds", "deepstack.0")}
@@ -46,7 +47,7 @@ def header_of(frames: list[Buffer]) -> Header:
 def verdict(frames: list[Buffer]) -> str:
     """The code of the failure that the language service finds in a message, or ``ok``."""
     try:
-        Assembler(Facts(), "f").assemble(header_of(frames), frames[1:])
+        Assembler(Facts(), torch.float32, "f").assemble(header_of(frames), frames[1:])
     except EpdError as error:
         return error.code
     return "ok"

@@ -36,7 +36,7 @@ def said(undivided: Undivided, *parts: bytes | str) -> str:
 
 def seen(undivided: Undivided, png: bytes) -> bytes:
     """What a cache that knows pictures by their preprocessed pixels goes by."""
-    features = undivided.processor(images=[Image.open(io.BytesIO(png))], return_tensors="pt")["pixel_values"]
+    features = undivided.processor.image_processor(images=[Image.open(io.BytesIO(png))], return_tensors="pt")["pixel_values"]
     return bytes(features.numpy().tobytes())
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from services.encoder.models.generic import VisionHalf
+from services.encoder.models.generic import EncoderHalf
 from services.encoder.settings import EncoderSettings
 from services.language.settings import LanguageSettings
 from shared.control import Transport
@@ -172,4 +172,4 @@ def test_tensors_move_through_lists_tuples_and_dictionaries_and_all_else_is_left
 
 
 def test_a_family_says_what_it_wants_by_a_class_attribute() -> None:
-    assert VisionHalf.precompute_hash_before_cpu_transfer is False
+    assert EncoderHalf.precompute_hash_before_cpu_transfer is False

@@ -12,19 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attend
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 NAME = "epd_paged"
+
+_COPIES = 8
+"""Of one head's keys, at a time; latent attention has one head of keys as wide as all, for 64 and more of queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """Tokens ``first..last`` of the row; ``blocks`` hold the sequence, of which ``length`` tokens exist after the step."""
+    """Tokens ``first..last`` of the row; ``blocks`` hold the sequence, of which ``length`` tokens exist after the step.
+
+    ``reach`` ``(tokens,)`` int64 is the last place of the sequence that each may look at; without it, that is its own.
+    """
 
     first: int
     last: int
     length: int
     blocks: Tensor
+    reach: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -57,18 +64,21 @@ class Step:
         """``(part's tokens, part's length)``: True where they may look. Made once a step, however many layers ask."""
         key = part.first, window
         if key not in self._prompt_masks:
-            row = torch.arange(part.length - (part.last - part.first), part.length, device=self.slots.device)[:, None]
+            row = torch.arange(part.length - (part.last - part.first), part.length, device=self.slots.device)
+            reach = row if part.reach is None else part.reach
             place = torch.arange(part.length, device=self.slots.device)
-            mask = place <= row
+            mask = place <= reach[:, None]
             if window:
-                mask &= place > row - window
+                # The window bounds the past alone: what a token may see of those after it, it sees however far that is.
+                mask &= place > row[:, None] - window
             self._prompt_masks[key] = mask
         return self._prompt_masks[key]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Heads and dimensions of one layer's keys and values; they may differ (as in latent attention)."""
+    """Heads and dimensions of one layer's keys and values; they may differ. Where the values are the keys, as in latent
+    attention, they have no heads of their own."""
 
     key_heads: int
     key_dim: int
@@ -94,7 +104,10 @@ class KVPool:
             return torch.zeros(num_blocks, block_size, heads, dim, dtype=dtype, device=device)
 
         self.keys = {layer: allocate(shape.key_heads, shape.key_dim) for layer, shape in shapes.items()}
-        self.values = {layer: allocate(shape.value_heads, shape.value_dim) for layer, shape in shapes.items()}
+        self.values = {
+            layer: allocate(shape.value_heads, shape.value_dim) if shape.value_heads else self.keys[layer]
+            for layer, shape in shapes.items()
+        }
 
     def scrub(self, blocks: list[int]) -> None:
         """Zeroes blocks whose content is bad, so that it never meets another sequence."""
@@ -110,13 +123,9 @@ class Probe:
 
 
 def register() -> None:
-    """Makes ``NAME`` known to transformers. No mask is built: what a token may look at follows from the step."""
+    """Makes ``NAME`` known to transformers, but no masks for it, so that it neither builds one nor looks for borders between
+    sequences in the positions: what a token may look at follows from the step."""
     AttentionInterface.register(NAME, paged_attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
-
-
-def _no_mask(*_: object, **__: object) -> None:
-    return None
 
 
 def paged_attention(
@@ -132,16 +141,21 @@ def paged_attention(
     softcap: float | None = None,
     **unknown: Any,
 ) -> tuple[Tensor, None]:
-    """Stores the step's keys and values and attends; from ``(1, heads, tokens, dim)`` to ``(1, tokens, heads, dim)``."""
+    """Stores the step's keys and values and attends; from ``(1, heads, tokens, dim)`` to ``(1, tokens, heads, dim)``.
+
+    Where ``value`` is the very tensor ``key``, it is stored once.
+    """
     if unknown.get("s_aux") is not None:
         raise NotImplementedError("attention sinks")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     if isinstance(step.pool, Probe):
-        step.pool.shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[1], value.shape[3])
+        value_heads = 0 if value is key else value.shape[1]
+        step.pool.shapes[layer] = LayerShape(key.shape[1], key.shape[3], value_heads, value.shape[3])
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     keys, values = step.pool.keys[layer], step.pool.values[layer]
     keys.view(-1, *keys.shape[2:]).index_copy_(0, step.slots, key[0].transpose(0, 1))
-    values.view(-1, *values.shape[2:]).index_copy_(0, step.slots, value[0].transpose(0, 1))
+    if values is not keys:
+        values.view(-1, *values.shape[2:]).index_copy_(0, step.slots, value[0].transpose(0, 1))
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
     window = sliding_window or 0
     decoding = step.tables.shape[0]
@@ -152,12 +166,15 @@ def paged_attention(
         inside = slice(part.first, part.last)
         begins = part.length == part.last - part.first
         if begins:
-            past_keys, past_values = key[0, :, inside], value[0, :, inside]
+            past_keys = key[0, :, inside]
+            past_values = past_keys if values is keys else value[0, :, inside]
         else:
             past_keys = keys.index_select(0, part.blocks).flatten(0, 1)[: part.length].transpose(0, 1)
-            past_values = values.index_select(0, part.blocks).flatten(0, 1)[: part.length].transpose(0, 1)
+            past_values = past_keys
+            if values is not keys:
+                past_values = values.index_select(0, part.blocks).flatten(0, 1)[: part.length].transpose(0, 1)
         # A chunk that begins its sequence and fits into the window needs no mask but the order of its tokens.
-        plain = begins and softcap is None and (not window or part.length <= window)
+        plain = begins and part.reach is None and softcap is None and (not window or part.length <= window)
         seen = None if plain else step.prompt_mask(part, window)
         out[inside] = _prefill(query[0, :, inside], past_keys, past_values, seen, scaling, softcap)
     return out.unsqueeze(0), None
@@ -174,7 +191,7 @@ def _decode(
     # index_select copies whole blocks; indexing by a table was measured to take three times as long.
     places, rows = tables.shape[1] * keys.shape[1], tables.flatten()
     k = keys.index_select(0, rows).view(n, places, *keys.shape[2:]).transpose(1, 2)
-    v = values.index_select(0, rows).view(n, places, *values.shape[2:]).transpose(1, 2)
+    v = k if values is keys else values.index_select(0, rows).view(n, places, *values.shape[2:]).transpose(1, 2)
     q = query.transpose(0, 1).reshape(n, key_heads, -1, query.shape[-1])
     out = attend(q, k, v, attn_mask=mask, scale=scaling) if softcap is None else _capped(q, k, v, mask, scaling, softcap)
     return out.reshape(n, query.shape[0], -1)
@@ -186,8 +203,12 @@ def _prefill(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, s
     Without a ``mask`` the chunk is the whole sequence, and each token looks at those before it.
     """
     heads = query.shape[0]
+    if keys.shape[0] == 1 and heads > _COPIES:
+        # Keys are copied for each head, since not all of torch's kernels read a view of stride 0 rightly (its issue 191937).
+        some = [_prefill(part, keys, values, mask, scaling, softcap) for part in torch.split(query, _COPIES)]
+        return torch.cat(some, dim=1)
     k = keys.repeat_interleave(heads // keys.shape[0], 0).unsqueeze(0)
-    v = values.repeat_interleave(heads // values.shape[0], 0).unsqueeze(0)
+    v = k if values is keys else values.repeat_interleave(heads // values.shape[0], 0).unsqueeze(0)
     q = query.unsqueeze(0)
     if mask is None:
         out = attend(q, k, v, is_causal=True, scale=scaling)

@@ -26,7 +26,7 @@ class EngineCore:
         self._runner = runner
         runner.allocate(num_blocks)
         self._blocks = BlockPool(num_blocks, block_size)
-        self._scheduler = Scheduler(self._blocks, max_running, max_batch_tokens)
+        self._scheduler = Scheduler(self._blocks, max_running, max_batch_tokens, whole_items=runner.half.bidirectional)
         self._sequences: dict[int, Sequence] = {}
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import msgspec
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from services.language.engine.interface import EngineRequest, Load, Prompt, Sampling, Span, Step
 from services.language.engine.torch.core import Failure
 from services.language.engine.torch.options import EngineOptions
-from services.language.models.facts import Positions
+from services.language.models.generic import Positions
 from shared.identity import MediaItem
 from shared.wire import DTYPE_NAMES, DTYPES, Buffer, frame_of
 
@@ -52,9 +53,10 @@ class Outcomes(msgspec.Struct, frozen=True, tag=True):
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """A span whose tensors follow as frames: embeddings, then deepstack levels, each ``(num_tokens, hidden)``."""
+    """An item whose tensors follow as frames: embeddings, then deepstack levels, each ``(num_tokens, hidden)``. ``spans`` are
+    its spans' start, offset and tokens."""
 
-    start: int
+    spans: list[tuple[int, int, int]]
     num_tokens: int
     content_hash: str
     dtype: str
@@ -104,11 +106,12 @@ def submission(number: int, request: EngineRequest) -> list[Buffer]:
     prompt = request.prompt
     frames: list[Buffer] = [frame_of(prompt.positions.ids)]
     pictures = []
-    for span in prompt.spans:
-        item = span.item
+    for _, same in groupby(prompt.spans, key=lambda span: id(span.item)):
+        spans = list(same)
+        item, places = spans[0].item, [(span.start, span.offset, span.tokens) for span in spans]
         assert item.embeds is not None
         pictures.append(
-            Picture(span.start, item.num_tokens, item.content_hash, DTYPE_NAMES[item.embeds.dtype], len(item.deepstack))
+            Picture(places, item.num_tokens, item.content_hash, DTYPE_NAMES[item.embeds.dtype], len(item.deepstack))
         )
         frames += [frame_of(item.embeds), *(frame_of(level) for level in item.deepstack)]
     head = Submit(number, request.request_id, prompt.token_ids, prompt.positions.following, request.sampling, pictures)
@@ -131,7 +134,7 @@ def request_of(head: Submit, frames: Sequence[Buffer]) -> EngineRequest:
         item.set_hash(picture.content_hash)
         item.embeds = tensor(dtype, picture.num_tokens)
         item.deepstack = tuple(tensor(dtype, picture.num_tokens) for _ in range(picture.levels))
-        spans.append(Span(picture.start, item))
+        spans += [Span(start, item, offset, tokens) for start, offset, tokens in picture.spans]
     return EngineRequest(head.request_id, Prompt(head.token_ids, positions, tuple(spans)), head.sampling)
 
 

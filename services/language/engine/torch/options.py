@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """``kv_cache_memory`` is in bytes, 0 for as much as is useful and there; ``folder`` is the checkpoint's. ``max_queue`` and
+    """``kv_cache_memory`` is in bytes, 0 for as much as is useful and there; ``folder`` is the checkpoint's. ``families`` names
+    modules with families from elsewhere; ``trusted`` lets code of the checkpoint's own run. ``max_queue`` and
     ``max_embedding_bytes`` bound what all requests together, running or waiting, count and hold."""
 
     folder: str
@@ -20,5 +21,7 @@ class EngineOptions:
     max_batch_tokens: int = 1024
     max_queue: int = 1024
     max_embedding_bytes: int = 2**31
+    families: str = ""
+    trusted: bool = False
     log_level: str = "info"
     log_format: str = "text"

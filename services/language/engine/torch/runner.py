@@ -9,14 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from services.language.engine.interface import EngineStartError
 from services.language.engine.torch.attention import NAME, KVPool, LayerShape, Probe, PromptPart, Step, register
+from services.language.engine.torch.limits import check_decoder
 from services.language.engine.torch.scheduler import Chunk
 from services.language.engine.torch.sequence import Sequence
-from services.language.models.facts import position_axes
+from services.language.models.generic import LanguageHalf
+from services.language.models.latent import use_latents
 from shared.checkpoint import count_parameters, pick_device, pick_dtype
-from shared.halves import load_half
+from shared.families import open_family
 from shared.products import use_products
 
 
@@ -31,18 +34,37 @@ class Pictures:
 class Runner:
     """The model and its pool. Everything here blocks, and is called from one thread."""
 
-    def __init__(self, folder: Path, device: str, dtype: str, block_size: int) -> None:
+    def __init__(
+        self, half: LanguageHalf, model: PreTrainedModel, device: torch.device, dtype: torch.dtype, block_size: int
+    ) -> None:
         register()
-        self.device = pick_device(device)
-        self.dtype = pick_dtype(dtype, self.device)
-        self._model: Any = load_half(folder, "language", self.device, self.dtype)
-        use_products(self._model)
+        self.half = half
+        self.device = device
+        self.dtype = dtype
+        use_latents(model)
+        use_products(model)
+        self._model: Any = model
         self._decoder: Any = self._model.get_decoder()
         self._decoder.config._attn_implementation = NAME
-        self._axes = position_axes(self._model.config)
+        self._axes = 3 if half.by_grid else 1
         self._block_size = block_size
         self.shapes = self._probe()
         self.pool: KVPool | None = None
+
+    @classmethod
+    def load(cls, folder: Path, device: str, dtype: str, block_size: int, families: str = "", trusted: bool = False) -> Runner:
+        """The language half of a checkpoint.
+
+        Raises:
+            EngineStartError: it cannot be paged.
+            ValueError: its family is not served, or it lacks weights.
+            OSError: it cannot be read.
+        """
+        family, config = open_family(folder, families, trusted)
+        half: LanguageHalf = family.half("language")(config, family.modalities)
+        where = pick_device(device)
+        kind = pick_dtype(dtype, where)
+        return cls(half, half.load(folder, where, kind), where, kind, block_size)
 
     @property
     def context_length(self) -> int:
@@ -67,11 +89,13 @@ class Runner:
         Raises:
             EngineStartError: a layer does not attend through transformers' interface, so it cannot be paged.
         """
+        check_decoder(self._model.config.model_type, self._decoder.config)
         probe = Probe()
         none = torch.zeros(0, dtype=torch.long)
         step = Step(probe, none, none.view(0, 0), none, [])
+        at = torch.zeros(self._axes, 1, dtype=torch.long)
         try:
-            self._forward(torch.zeros(1, dtype=torch.long), torch.zeros(self._axes, 1, dtype=torch.long), step, Pictures())
+            self._forward(torch.zeros(1, dtype=torch.long), at, step, Pictures(), {})
         except (NotImplementedError, TypeError) as error:
             raise EngineStartError(f"{self._model.config.model_type} cannot run on the paged engine: {error}") from error
         layers: int = self._decoder.config.num_hidden_layers
@@ -93,7 +117,7 @@ class Runner:
             at += chunk.end - chunk.start
             if chunk.completes:
                 rows.append(at - 1)
-        hidden = self._forward(ids, positions, self._step(chunks), self._pictures(chunks))
+        hidden = self._forward(ids, positions, self._step(chunks), self._pictures(chunks), self._token_inputs(chunks))
         if not rows:
             return hidden.new_zeros(0, 0, dtype=torch.float32)
         if len(rows) < hidden.shape[0]:
@@ -101,10 +125,12 @@ class Runner:
         logits: Tensor = self._model.lm_head(hidden)
         return logits.float()
 
-    def _forward(self, ids: Tensor, positions: Tensor, step: Step, pictures: Pictures) -> Tensor:
-        """Hidden states ``(tokens, hidden)`` of the packed row."""
-        embeds = self._decoder.get_input_embeddings()(ids.to(self.device)).unsqueeze(0)
-        extra: dict[str, Any] = {}
+    def _forward(self, ids: Tensor, positions: Tensor, step: Step, pictures: Pictures, inputs: dict[str, Tensor]) -> Tensor:
+        """Hidden states ``(tokens, hidden)`` of the packed row; ``inputs`` are the family's own, ``(tokens,)`` each."""
+        for first, last, _ in pictures.parts:
+            ids[first:last] = 0  # some families' placeholders lie outside the vocabulary
+        embeds = self._decoder.get_input_embeddings()(self.half.embedded(ids).to(self.device)).unsqueeze(0)
+        extra: dict[str, Any] = {name: values.unsqueeze(0).to(self.device) for name, values in inputs.items()}
         if pictures.parts:
             mask = torch.zeros(1, ids.shape[0], dtype=torch.bool, device=self.device)
             for first, last, rows in pictures.parts:
@@ -112,7 +138,7 @@ class Runner:
                 mask[0, first:last] = True
             if pictures.levels:
                 deep = [torch.cat(level).to(self.device, self.dtype) for level in pictures.levels]
-                extra = {"visual_pos_masks": mask, "deepstack_visual_embeds": deep}
+                extra |= {"visual_pos_masks": mask, "deepstack_visual_embeds": deep}
         at = positions.to(self.device)
         output = self._decoder(
             inputs_embeds=embeds,
@@ -145,6 +171,19 @@ class Runner:
         flush()
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
+    def _token_inputs(self, chunks: List[Chunk]) -> dict[str, Tensor]:
+        """What the family's decoder takes besides, for the tokens of prompts and of answers."""
+        runs: list[tuple[bool, list[int]]] = []
+        for chunk in chunks:
+            tokens, end = chunk.sequence.tokens, min(max(chunk.start, chunk.sequence.prompt_length), chunk.end)
+            for prompt, some in ((True, tokens[chunk.start : end]), (False, tokens[end : chunk.end])):
+                if some and runs and runs[-1][0] == prompt:
+                    runs[-1][1].extend(some)
+                elif some:
+                    runs.append((prompt, some))
+        found = [self.half.token_inputs(some, prompt) for prompt, some in runs]
+        return {name: torch.cat([each[name] for each in found]) for name in found[0]}
+
     def _pictures(self, chunks: List[Chunk]) -> Pictures:
         """What the row shows of pictures."""
         found = Pictures()
@@ -176,7 +215,7 @@ class Runner:
                 decoding.append(chunk.sequence)
             else:
                 held = torch.tensor(blocks[: -(-chunk.end // size)], device=self.device)
-                parts.append(PromptPart(at, at + count, chunk.end, held))
+                parts.append(PromptPart(at, at + count, chunk.end, held, self._reach(chunk)))
             at += count
         lengths = [sequence.computed + 1 for sequence in decoding]
         width = max((-(-length // size) for length in lengths), default=0)
@@ -189,3 +228,13 @@ class Runner:
             torch.tensor(lengths, dtype=torch.long, device=self.device),
             parts,
         )
+
+    def _reach(self, chunk: Chunk) -> Tensor | None:
+        """The last place that each of a chunk's tokens may look at, where that is not its own: the last one of its item."""
+        parts = chunk.sequence.pictures_between(chunk.start, chunk.end) if self.half.bidirectional else []
+        if not parts:
+            return None
+        reach = torch.arange(chunk.start, chunk.end)
+        for first, last, _, _ in parts:
+            reach[first - chunk.start : last - chunk.start] = last - 1
+        return reach.to(self.device)

@@ -86,7 +86,8 @@ def _adjust(logits: Tensor, sequences: List[Sequence]) -> Tensor:
 def _adjust_row(row: Tensor, sequence: Sequence) -> None:
     sampling = sequence.sampling
     if sampling.repetition_penalty != 1:
-        seen = torch.tensor(sorted(set(sequence.tokens)), device=row.device)
+        # Placeholders of some families lie outside the vocabulary.
+        seen = torch.tensor(sorted(token for token in set(sequence.tokens) if token < len(row)), device=row.device)
         values = row[seen]
         row[seen] = torch.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
     if (sampling.presence_penalty or sampling.frequency_penalty) and sequence.counts:

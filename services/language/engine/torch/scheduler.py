@@ -29,10 +29,14 @@ class Scheduler:
     Decoding never waits for prompts: all that decode are in every step, one token each. A prompt is computed in chunks of what
     the budget leaves, in the middle of a picture if need be. When the pool runs dry, the sequence that came last gives its
     blocks up and is computed again later; its tokens so far are kept.
+
+    With ``whole_items``, where a picture's tokens look at those after them, no chunk ends in the middle of one: it ends before,
+    or, where it begins with the picture, goes to its end, however much that is.
     """
 
-    def __init__(self, pool: BlockPool, max_running: int, max_batch_tokens: int) -> None:
+    def __init__(self, pool: BlockPool, max_running: int, max_batch_tokens: int, whole_items: bool = False) -> None:
         self._pool = pool
+        self._whole_items = whole_items
         self._max_running = max_running
         self._max_batch_tokens = max_batch_tokens
         self.waiting: deque[Sequence] = deque()
@@ -91,10 +95,20 @@ class Scheduler:
         Serving an earlier sequence may have cost this one its blocks; then it is no longer running, and nothing is planned.
         """
         count = min(budget, sequence.remaining)
+        if count > 0 and self._whole_items:
+            count = self._whole(sequence, count)
         if count <= 0 or sequence not in self.running or not self._grow(sequence, count):
             return 0
         self._planned.append(Chunk(sequence, sequence.computed, sequence.computed + count))
         return count
+
+    def _whole(self, sequence: Sequence, count: int) -> int:
+        """As many tokens of a sequence, up to ``count``, as part no item; or all of the item that they begin with."""
+        item = sequence.item_across(sequence.computed + count)
+        if item is None:
+            return count
+        first, last = item
+        return (first if first > sequence.computed else last) - sequence.computed
 
     def _admit(self, sequence: Sequence) -> bool:
         """Gives a waiting sequence what the pool knows of its beginning, if there is room for the rest of its prompt."""

@@ -38,8 +38,8 @@ class Sequence:
         key_ids = list(tokens)
         for span in request.prompt.spans:
             pads = span.item.pad_ids
-            for offset in range(span.item.num_tokens):
-                key_ids[span.start + offset] = pads[offset % len(pads)]
+            for at in range(span.tokens):
+                key_ids[span.start + at] = pads[(span.offset + at) % len(pads)]
         generator = torch.Generator()
         if request.sampling.seed is None:
             generator.seed()
@@ -80,11 +80,18 @@ class Sequence:
         self.block_keys.extend(chain_keys(self.key_ids[done:], block_size, parent))
         return self.block_keys
 
+    def item_across(self, place: int) -> tuple[int, int] | None:
+        """First and last place of the tokens of one item that lie on both sides of ``place``, if there are such."""
+        for span in self.request.prompt.spans:
+            if span.start < place < span.start + span.tokens:
+                return span.start, span.start + span.tokens
+        return None
+
     def pictures_between(self, start: int, end: int) -> list[tuple[int, int, int, MediaItem]]:
         """Parts of pictures among the tokens ``start..end``: first and last place, offset within the item, and the item."""
         parts = []
         for span in self.request.prompt.spans:
-            first, last = max(start, span.start), min(end, span.start + span.item.num_tokens)
+            first, last = max(start, span.start), min(end, span.start + span.tokens)
             if first < last:
-                parts.append((first, last, first - span.start, span.item))
+                parts.append((first, last, span.offset + first - span.start, span.item))
         return parts

@@ -46,7 +46,9 @@ def main() -> None:
         socket.set(zmq.RCVHWM, 0)
         socket.connect(config.endpoint)
         try:
-            runner = Runner(Path(options.folder), options.device, options.dtype, options.block_size)
+            runner = Runner.load(
+                Path(options.folder), options.device, options.dtype, options.block_size, options.families, options.trusted
+            )
             blocks = num_blocks(runner, options)
             core = EngineCore(runner, blocks, options.block_size, options.max_running, options.max_batch_tokens)
         except (EngineStartError, ValueError, OSError) as error:

@@ -22,8 +22,8 @@ from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionCon
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from examples.scenes import draw, random_scene
-from services.encoder.models.generic import VisionHalf
-from services.encoder.models.patches import Patches, preprocess_by
+from services.encoder.models.generic import open_half
+from services.encoder.models.patches import Preprocess, preprocess_by
 from shared import products
 from shared.errors import InvalidMedia
 from shared.halves import load_half
@@ -57,6 +57,13 @@ def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
 # ------------------------------------------------------------------------------------------------------------ pictures
 
 
+def fast(processor: Qwen2VLImageProcessorPil) -> Preprocess:
+    """What replaces the processor, which must be there."""
+    found = preprocess_by(processor)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -73,7 +80,7 @@ def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
 def test_patches_are_the_stock_processors_bit_for_bit(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     stock = Qwen2VLImageProcessorPil(**MEANS | settings)
     processor = copy.deepcopy(stock)
-    preprocess = preprocess_by(processor)
+    preprocess = fast(processor)
     monkeypatch.setattr(processor, "preprocess", forbidden)
     for seed, size in enumerate(SIZES):
         for mode in MODES:
@@ -84,9 +91,9 @@ def test_patches_are_the_stock_processors_bit_for_bit(settings: dict[str, Any], 
 def test_a_colour_that_stands_for_transparency_becomes_white() -> None:
     stock = Qwen2VLImageProcessorPil()
     picture = Image.new("RGB", (56, 56), (10, 20, 30))
-    opaque = preprocess_by(stock)(picture)
+    opaque = fast(stock)(picture)
     picture.info["transparency"] = (10, 20, 30)
-    found = preprocess_by(stock)(picture)
+    found = fast(stock)(picture)
     assert same(found, dict(stock(images=[picture], return_tensors="pt")))
     assert not same(found, opaque)
 
@@ -106,20 +113,17 @@ class OtherProcessor(Qwen2VLImageProcessorPil):  # type: ignore[misc]
     ],
 )
 def test_what_is_not_covered_is_left_to_the_processor(processor: Qwen2VLImageProcessorPil) -> None:
-    preprocess = preprocess_by(processor)
-    assert not isinstance(preprocess, Patches)
-    picture = noise((56, 84))
-    assert same(preprocess(picture), dict(processor(images=[picture], return_tensors="pt")))
+    assert preprocess_by(processor) is None
 
 
 def test_a_picture_that_is_too_narrow_is_refused_with_the_stock_message(demo_model: Path) -> None:
-    half = VisionHalf(demo_model, "cpu")
+    half = open_half(demo_model, "cpu")
     for size in ((1093, 5), (1, 201)):
         picture = Image.new("RGB", size)
         with pytest.raises(ValueError, match="aspect ratio must be smaller than 200") as stock:
-            half.processor(images=[picture], return_tensors="pt")
+            half.processor.image_processor(images=[picture], return_tensors="pt")
         with pytest.raises(InvalidMedia) as ours:
-            half.preprocess(picture, "messages.0")
+            half.preprocess(picture, param="messages.0")
         assert (ours.value.message, ours.value.param) == (str(stock.value), "messages.0")
 
 
@@ -129,7 +133,7 @@ def test_token_counts_are_what_the_processor_foretells() -> None:
         processor = Qwen2VLImageProcessorPil(
             patch_size=patch, merge_size=merge, size={"shortest_edge": 64 * 64, "longest_edge": 200 * 200}
         )
-        preprocess = preprocess_by(processor)
+        preprocess = fast(processor)
         for _ in range(100):
             width, height = rng.randint(1, 199), rng.randint(1, 199)
             found = preprocess(Image.new("RGB", (width, height)))
@@ -275,16 +279,17 @@ def stock_model(demo_model: Path) -> Any:
 
 
 def test_a_half_encodes_as_the_undivided_model(demo_model: Path, stock_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    half = VisionHalf(demo_model, "cpu", "float32")
+    half = open_half(demo_model, "cpu", "float32")
     parameters = load_half(demo_model, "vision", CPU, torch.float32).parameters()
     assert half.parameters == {"model.visual": sum(parameter.numel() for parameter in parameters)}
     pictures = [noise(size, seed=seed) for seed, size in enumerate(SIZES)]
-    counts = [half.processor.get_number_of_image_patches(p.height, p.width) // half.processor.merge_size**2 for p in pictures]
+    stock = half.processor.image_processor
+    counts = [stock.get_number_of_image_patches(p.height, p.width) // stock.merge_size**2 for p in pictures]
     with torch.inference_mode():
-        inputs = half.processor(images=pictures, return_tensors="pt")
+        inputs = stock(images=pictures, return_tensors="pt")
         wanted = stock_model.get_image_features(**inputs, return_dict=True)
     # Neither the processor nor its convolution does any of the work.
-    monkeypatch.setattr(half.processor, "preprocess", forbidden)
+    monkeypatch.setattr(stock, "preprocess", forbidden)
     monkeypatch.setattr(nn.Conv3d, "_conv_forward", forbidden)
     items = [half.preprocess(picture) for picture in pictures]
     assert [item.num_tokens for item in items] == counts
@@ -298,7 +303,7 @@ def test_a_half_encodes_as_the_undivided_model(demo_model: Path, stock_model: An
 
 
 def test_a_bfloat16_half_is_close_to_the_undivided_model(demo_model: Path, stock_model: Any) -> None:
-    half = VisionHalf(demo_model, "cpu", "bfloat16")
+    half = open_half(demo_model, "cpu", "bfloat16")
     item = half.preprocess(draw(random_scene(random.Random(8)), 224))
     half.encode([item])
     assert item.embeds is not None

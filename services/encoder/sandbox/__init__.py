@@ -1,0 +1,5 @@
+"""Decoding apart: each sound, video and HEIC picture is decoded by a process of its own.
+
+The libraries that do it are large, and were written for files that one trusts. Theirs is a process that can open no file and no
+connection, that ends when it has used up its memory or its time, and whose crash is one failed request.
+"""

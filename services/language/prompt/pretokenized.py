@@ -1,0 +1,106 @@
+"""Prompts that come as token ids: what stands in them for each item is found, whether it is expanded already or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from services.language.engine.interface import Span
+from services.language.models.generic import LanguageHalf
+from services.language.prompt.expansion import named, spans_of
+from shared.errors import InvalidRequest
+from shared.identity import MediaItem, Modality
+from shared.layout import Layout
+
+_PARAM = "prompt_token_ids"
+_MOST_READINGS = 32
+"""Ways to read a prompt that are followed at a time; a prompt that means something has one or two."""
+
+
+def check_given(token_ids: Sequence[int], half: LanguageHalf, media: Sequence[Modality], vocab_size: int) -> int:
+    """Looks at a prompt before its items are there; returns how many of its tokens are sure to stay beside the items'.
+
+    Raises:
+        InvalidRequest: it has fewer places than the request has items, places without items, or ids outside the vocabulary.
+    """
+    unknown = max(token_ids, default=0)
+    if unknown >= vocab_size:
+        raise InvalidRequest(f"prompt_token_ids names token {unknown}; the vocabulary has {vocab_size}.", param=_PARAM)
+    ours = half.media_ids | set(half.placeholders.values())
+    places = sum(token in ours for token in token_ids)
+    if places < len(media) or (places and not media):
+        raise InvalidRequest(f"The request has {named(media)}, but prompt_token_ids has {places} placeholders.", param=_PARAM)
+    # Where some items are expanded already, nobody knows yet which of the ordinary tokens are theirs.
+    return len(token_ids) - places if places == len(media) else 0
+
+
+def place_items(
+    token_ids: Sequence[int], items: Sequence[MediaItem], half: LanguageHalf, encode: Callable[[str], list[int]]
+) -> tuple[list[int], tuple[Span, ...]]:
+    """The prompt with every item expanded once: those that stand there as one placeholder give way to their tokens, those whose
+    tokens are there already stay. Both may occur in one prompt. ``encode`` makes tokens of the plain text at items' edges.
+
+    Raises:
+        InvalidRequest: what is there is neither, or not as many as items, with the counts.
+    """
+    ids = list(token_ids)
+    ours = half.media_ids | set(half.placeholders.values())
+    layouts = [item.layout or Layout(((half.placeholders[item.modality], item.num_tokens),)) for item in items]
+    spelled = [list(layout.tokens()) for layout in layouts]
+    # The ways to read the prompt up to an item, by where that leaves off: expanded or single, with nothing of an item between.
+    readings: dict[int, list[tuple[int, int]]] = {0: []}
+    for tokens, item in zip(spelled, items, strict=True):
+        following: dict[int, list[tuple[int, int]]] = {}
+        for end, places in readings.items():
+            for start, length in _places(ids, end, tokens, half.placeholders[item.modality], ours):
+                following.setdefault(start + length, [*places, (start, length)])
+        readings = dict(list(following.items())[:_MOST_READINGS])
+    for end, places in readings.items():
+        if not any(token in ours for token in ids[end:]):
+            return _placed(ids, places, items, layouts, half, encode)
+    found, wanted = sum(token in ours for token in ids), named([item.modality for item in items])
+    counts = ", ".join(str(layout.count(frozenset(ours))) for layout in layouts)
+    raise InvalidRequest(
+        f"prompt_token_ids has {found} placeholders, which fit neither one for each of {wanted} nor their tokens ({counts}).",
+        param=_PARAM,
+    )
+
+
+def _places(
+    ids: Sequence[int], begin: int, tokens: Sequence[int], placeholder: int, ours: frozenset[int] | set[int]
+) -> list[tuple[int, int]]:
+    """Where an item may stand that is the next one from ``begin`` on: start and length, the expanded reading first."""
+    single = next((at for at in range(begin, len(ids)) if ids[at] in ours), None)
+    if single is None:
+        return []
+    # Of its tokens, those before the first placeholder are ordinary ones (a mark, a time stamp).
+    lead = next(at for at, token in enumerate(tokens) if token in ours)
+    found = []
+    start = single - lead
+    if start >= begin and list(ids[start : start + len(tokens)]) == list(tokens):
+        found.append((start, len(tokens)))
+    if ids[single] == placeholder and (single, 1) not in found:
+        found.append((single, 1))
+    return found
+
+
+def _placed(
+    ids: Sequence[int],
+    places: Sequence[tuple[int, int]],
+    items: Sequence[MediaItem],
+    layouts: Sequence[Layout],
+    half: LanguageHalf,
+    encode: Callable[[str], list[int]],
+) -> tuple[list[int], tuple[Span, ...]]:
+    expanded: list[int] = []
+    spans: list[Span] = []
+    at = 0
+    for (start, length), item, layout in zip(places, items, layouts, strict=True):
+        expanded += ids[at:start]
+        tokens = list(layout.tokens())
+        single = list(ids[start : start + length]) != tokens
+        before, after = (encode(layout.before), encode(layout.after)) if single else ([], [])
+        expanded += before
+        spans += spans_of(item, layout, len(expanded), half.media_ids)
+        expanded += [*tokens, *after]
+        at = start + length
+    return [*expanded, *ids[at:]], tuple(spans)

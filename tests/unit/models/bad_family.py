@@ -1,0 +1,3 @@
+"""A module whose FAMILY is none."""
+
+FAMILY = "llava"
