@@ -149,17 +149,26 @@ def open_family(folder: Path, modules: str = "", trusted: bool = False) -> tuple
     """The family of a checkpoint, and its configuration.
 
     Raises:
-        ValueError: its family is not served, or its configuration needs code of the checkpoint's own, which is not ``trusted``.
+        ValueError: its family is not served; or its configuration is none, or needs code of the checkpoint's own, which is not
+            ``trusted``.
         OSError: it has no configuration.
     """
-    model_type = json.loads((folder / "config.json").read_text()).get("model_type")
+    written = json.loads((folder / "config.json").read_text())
+    if not isinstance(written, dict):
+        raise ValueError(f"{folder / 'config.json'} holds no configuration")
+    model_type = str(written.get("model_type"))
     families = known_families(modules)
     family = families.get(model_type)
     if family is None:
         raise ValueError(f"models of the family {model_type} are not served; those that are: {', '.join(sorted(families))}")
     if family.configuration is not None:
         AutoConfig.register(model_type, pkgutil.resolve_name(family.configuration), exist_ok=True)
-    return family, read_part(AutoConfig, folder, trusted)
+    try:
+        return family, read_part(AutoConfig, folder, trusted)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # transformers' complaints about wrong values are of many kinds
+        raise ValueError(f"transformers cannot read {folder / 'config.json'}: {error}") from error
 
 
 def media_token(config: Any, modality: Modality) -> int | None:

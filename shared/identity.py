@@ -153,6 +153,11 @@ class MediaItem:
         return sum(tensor.nbytes for tensor in (self.embeds, *self.deepstack) if tensor is not None)
 
     @property
+    def kept_bytes(self) -> int:
+        """What it takes where it is kept: embeddings, and a layout, which may have thousands of runs."""
+        return self.embedding_bytes + (self.layout.nbytes if self.layout else 0)
+
+    @property
     def content_hash(self) -> str:
         """The identity that every cache and every choice keys on.
 

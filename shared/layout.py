@@ -12,6 +12,8 @@ from pydantic import Field
 MAX_RUNS = 16_384
 """Runs of one item; a long video with a time stamp before each picture has some thousands."""
 
+_RUN_BYTES = 128
+
 Run = tuple[Annotated[int, Field(ge=0, lt=2**31)], Annotated[int, Field(gt=0, lt=2**31)]]
 """A token id, and how often it comes in a row."""
 
@@ -37,6 +39,11 @@ class Layout:
     def length(self) -> int:
         """Tokens in all, without the text at the edges."""
         return sum(count for _, count in self.runs)
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory, about."""
+        return _RUN_BYTES * len(self.runs)
 
     def count(self, token_ids: frozenset[int]) -> int:
         """How many of its tokens are among ``token_ids``."""

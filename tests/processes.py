@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import httpx
+import psutil
 
 from services.loadtest.ports import free_port
 
@@ -104,3 +105,8 @@ class Service:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._process is not None and self._process.poll() is None:
             self.stop()
+
+
+def decoding_workers() -> list[psutil.Process]:
+    """Processes that this one keeps for decoding, or is decoding by."""
+    return [child for child in psutil.Process().children() if "services.encoder.sandbox" in child.cmdline()]

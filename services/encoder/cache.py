@@ -234,7 +234,7 @@ class EncoderCache:
     async def _kept(self, item: MediaItem) -> MediaItem:
         """The item with its embeddings and without its features, as it is kept where it fits."""
         value = item.again()
-        size = item.embedding_bytes + _TENSOR_BYTES * (1 + len(item.deepstack))
+        size = item.kept_bytes + _TENSOR_BYTES * (1 + len(item.deepstack))
         if size <= self._embeddings.max_bytes and await self._threads.at_once(_fit_to_keep, value):
             self._put("embeddings", self._embeddings, value.content_hash, value, size)
         return value

@@ -13,7 +13,7 @@ from services.encoder.extras import need
 from services.encoder.inspection import check_file, check_opened
 from services.encoder.kinds import describe, kind_of
 from services.encoder.sandbox.messages import Done, Order, Piece
-from services.encoder.sandbox.process import Decoding, Effort
+from services.encoder.sandbox.process import Sandbox
 from shared.errors import InvalidMedia, media_errors
 
 FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
@@ -42,11 +42,11 @@ _UPRIGHT = {
 """What undoes an EXIF orientation."""
 
 
-def decode_image(data: bytes, max_pixels: int, param: str | None = None, effort: Effort | None = None) -> Image.Image:
+def decode_image(data: bytes, max_pixels: int, param: str | None = None, sandbox: Sandbox | None = None) -> Image.Image:
     """The first frame of a picture, with its EXIF orientation applied, fully loaded.
 
     Sixteen-bit grey levels are scaled to eight bits; other modes are left to the model's processor. HEIC is decoded by another
-    process, with this ``effort``.
+    process, of this ``sandbox``.
 
     Raises:
         InvalidMedia: not a picture, a format that is not accepted, damaged, or more than ``max_pixels``.
@@ -56,7 +56,7 @@ def decode_image(data: bytes, max_pixels: int, param: str | None = None, effort:
         raise InvalidMedia("The picture is empty (0 bytes).", param=param)
     kind = kind_of(data)
     if kind == "HEIC":
-        return _decode_heic(data, max_pixels, param, effort or Effort())
+        return _decode_heic(data, max_pixels, param, sandbox or Sandbox())
     # PIL's decoder of AVIF says by this that a file is damaged; of any other it would be a bug.
     errors = (*_DECODER_ERRORS, RuntimeError) if kind == "AVIF" else _DECODER_ERRORS
     try:
@@ -86,10 +86,10 @@ def decode_image(data: bytes, max_pixels: int, param: str | None = None, effort:
     return _to_eight_bits(_upright(image))
 
 
-def _decode_heic(data: bytes, max_pixels: int, param: str | None, effort: Effort) -> Image.Image:
+def _decode_heic(data: bytes, max_pixels: int, param: str | None, sandbox: Sandbox) -> Image.Image:
     need("pillow_heif", "heif", "HEIC pictures", param)
-    order = Order("heic", "", len(data), effort.seconds, effort.memory, max_pixels=max_pixels)
-    with Decoding(order, data, param) as decoding, media_errors(param):
+    order = Order("heic", "", len(data), sandbox.effort.seconds, sandbox.effort.memory, max_pixels=max_pixels)
+    with sandbox.decoding(order, data, param) as decoding, media_errors(param):
         piece = decoding.receive()
         assert isinstance(piece, Piece)
         pixels = np.empty(piece.shape, np.uint8)

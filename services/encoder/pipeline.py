@@ -90,6 +90,7 @@ class Pipeline:
         await self._batcher.stop()
         self.carriers.close()
         self._threads.close()
+        self._preparer.close()
 
     @property
     def items_in_work(self) -> int:

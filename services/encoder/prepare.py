@@ -13,7 +13,7 @@ from services.encoder.fetch import Fetcher
 from services.encoder.job import Job
 from services.encoder.media import Media
 from services.encoder.models.generic import EncoderHalf
-from services.encoder.sandbox.process import Effort
+from services.encoder.sandbox.process import Effort, Sandbox
 from services.encoder.settings import EncoderSettings
 from services.encoder.sound import decode_sound
 from services.encoder.tally import Tally
@@ -71,6 +71,11 @@ class Preparer:
         self._residency = residency
         self._faults = faults
         self._tally = tally
+        self._sandbox = Sandbox(Effort(settings.max_decode_seconds, settings.max_decode_bytes), keeps=True)
+
+    def close(self) -> None:
+        """Ends the processes that are kept for decoding."""
+        self._sandbox.close()
 
     async def prepare(self, job: Job) -> None:
         """Makes the job an item with its hash, and with features or already with embeddings; from here on its token count is
@@ -123,13 +128,12 @@ class Preparer:
 
     def _decoded(self, data: bytes, entry: EncodeItem) -> Media:
         settings, param = self._settings, entry.param
-        effort = Effort(settings.max_decode_seconds, settings.max_decode_bytes)
         if entry.modality == "audio":
-            return decode_sound(data, self._model.sound_rate, settings.max_sound_seconds, param, effort)
+            return decode_sound(data, self._model.sound_rate, settings.max_sound_seconds, param, self._sandbox)
         if entry.modality == "video":
             limits = settings.max_video_pixels, settings.max_video_frames, settings.max_video_seconds
-            return decode_video(data, self._model.choose_frames, *limits, param, effort)
-        return decode_image(data, settings.max_pixels, param, effort)
+            return decode_video(data, self._model.choose_frames, *limits, param, self._sandbox)
+        return decode_image(data, settings.max_pixels, param, self._sandbox)
 
     def _preprocess(self, data: bytes, entry: EncodeItem) -> MediaItem:
         began = time.perf_counter()

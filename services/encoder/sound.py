@@ -8,7 +8,7 @@ from services.encoder.extras import need
 from services.encoder.kinds import describe, kind_of
 from services.encoder.media import Sound
 from services.encoder.sandbox.messages import Done, Order, Piece
-from services.encoder.sandbox.process import Decoding, Effort
+from services.encoder.sandbox.process import Sandbox
 from shared.errors import InvalidMedia, media_errors
 
 FORMATS = ("WAV", "MP3", "FLAC", "OGG", "M4A", "WebM", "AAC")
@@ -16,30 +16,31 @@ _FILES = frozenset(("WAV", "MP3", "FLAC", "OGG"))
 _DEMUXERS = {"MP4": "mov", "WebM": "matroska", "AAC": "aac", "FLAC": "flac"}
 
 
-def decode_sound(data: bytes, rate: int, max_seconds: float, param: str | None = None, effort: Effort | None = None) -> Sound:
+def decode_sound(data: bytes, rate: int, max_seconds: float, param: str | None = None, sandbox: Sandbox | None = None) -> Sound:
     """The first track of a sound, its channels' mean, at ``rate`` samples a second. Blocks, since another process decodes it.
 
     It is what transformers' own loader (soundfile and soxr) gives for WAV, MP3, FLAC and OGG.
 
     Raises:
         InvalidMedia: not a sound, a kind that is not accepted, damaged, empty, longer than ``max_seconds``, or taking more than
-            the ``effort``.
+            the sandbox gives.
         RuntimeError: the decoder failed.
     """
     if not data:
         raise InvalidMedia("The sound is empty (0 bytes).", param=param)
-    kind, effort = kind_of(data), effort or Effort()
+    kind, sandbox = kind_of(data), sandbox or Sandbox()
+    seconds, memory = sandbox.effort.seconds, sandbox.effort.memory
     if kind in _FILES and not _is_endless(data):
         need("soundfile", "audio", "Sounds", param)
-        order = Order("sound", "", len(data), effort.seconds, effort.memory, rate, max_seconds)
+        order = Order("sound", "", len(data), seconds, memory, rate, max_seconds)
     elif kind in _DEMUXERS:
         need("av", "audio", f"Sounds in {kind}", param)
-        order = Order("soundtrack", _DEMUXERS[kind], len(data), effort.seconds, effort.memory, rate, max_seconds)
+        order = Order("soundtrack", _DEMUXERS[kind], len(data), seconds, memory, rate, max_seconds)
     else:
         raise InvalidMedia(
             f"The bytes are not a sound ({describe(data, 'audio_url')}); send {', '.join(FORMATS)}.", param=param
         )
-    with Decoding(order, data, param) as decoding, media_errors(param):
+    with sandbox.decoding(order, data, param) as decoding, media_errors(param):
         piece = decoding.receive()
         assert isinstance(piece, Piece)
         samples = np.empty(piece.shape, np.float32)

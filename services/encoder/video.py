@@ -12,7 +12,7 @@ from services.encoder.extras import need
 from services.encoder.kinds import describe, kind_of
 from services.encoder.media import Video
 from services.encoder.sandbox.messages import Done, Found, Order, Piece, Wanted
-from services.encoder.sandbox.process import Decoding, Effort
+from services.encoder.sandbox.process import Decoding, Sandbox
 from shared.errors import InvalidMedia, media_errors
 
 FORMATS = ("MP4", "MOV", "WebM", "MKV", "AVI", "GIF")
@@ -29,7 +29,7 @@ def decode_video(
     max_frames: int,
     max_seconds: float,
     param: str | None = None,
-    effort: Effort | None = None,
+    sandbox: Sandbox | None = None,
 ) -> Video:
     """The frames of a video that ``choose`` chooses, upright, in its order. Blocks, since another process decodes them.
 
@@ -38,8 +38,8 @@ def decode_video(
 
     Raises:
         InvalidMedia: not a video, a kind that is not accepted, damaged, cut off, without frames, longer than ``max_seconds``,
-            taking more than the ``effort``; or of the chosen frames there are more than ``max_frames``, or they have more than
-            ``max_pixels`` together.
+            taking more than the sandbox gives; or of the chosen frames there are more than ``max_frames``, or they have more
+            than ``max_pixels`` together.
         RuntimeError: the decoder failed.
     """
     kind = kind_of(data)
@@ -50,9 +50,9 @@ def decode_video(
             f"The bytes are not a video ({describe(data, 'video_url')}); send {', '.join(FORMATS)}.", param=param
         )
     need("av", "video", "Videos", param)
-    effort = effort or Effort()
-    order = Order("video", _DEMUXERS[kind], len(data), effort.seconds, effort.memory, longest=max_seconds)
-    with Decoding(order, data, param) as decoding, media_errors(param):
+    sandbox = sandbox or Sandbox()
+    order = Order("video", _DEMUXERS[kind], len(data), sandbox.effort.seconds, sandbox.effort.memory, longest=max_seconds)
+    with sandbox.decoding(order, data, param) as decoding, media_errors(param):
         found = decoding.receive()
         assert isinstance(found, Found)
         while True:

@@ -246,7 +246,8 @@ class ChatService:
         once, however many wait. The context goes along, for spans and log lines."""
         context = copy_context()
         async with self._slots:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, partial(context.run, work, *args, **kwargs))
+            call = partial(work, *args, **kwargs)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: context.run(_finished, call))
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[Span]:
@@ -282,3 +283,11 @@ class ChatService:
                 f"the model's context has {limit}.",
                 param="messages" if max_tokens is None else "max_tokens",
             )
+
+
+def _finished(work: Callable[[], T]) -> T:
+    """The result of ``work``. A future cannot hold a ``StopIteration``, and whoever waits for it would wait for ever."""
+    try:
+        return work()
+    except StopIteration as error:
+        raise RuntimeError("an iterator ended too early") from error

@@ -18,8 +18,10 @@ from services.language.embeddings.assembly import Assembler
 from services.language.embeddings.memory import OpenMemory
 from services.language.embeddings.receiver import Receiver
 from services.language.models.facts import LanguageFacts
+from services.language.prompt.expansion import expand
 from shared.errors import EmbeddingCorrupt, EmbeddingIncompatible, EpdError, InternalError
 from shared.identity import MediaItem, pad_ids_of
+from shared.layout import Layout
 from shared.leases import Ledger
 from shared.memory import Segment
 from shared.residency import Residency
@@ -59,6 +61,7 @@ class Samples:
 
     def __init__(self, facts: LanguageFacts) -> None:
         self._shapes = facts.half.tensor_shapes(6)
+        layout = Layout(((7, 2), (facts.half.placeholders["image"], 6), (8, 1)), "before", "after")
         failure = {"code": "invalid_media", "message": "This is no picture."}
         beat = Heartbeat(encoder_id="encoder-1", state="ready", items_in_work=1, max_items=8)  # type: ignore[arg-type]
         self.all: list[Frames] = [
@@ -66,6 +69,7 @@ class Samples:
             self.item(1, dtype=torch.bfloat16),
             self.item(0, request_id=OTHER, attempt=0, num_items=1),
             [bytes(frame) for frame in pack(header(failure=failure, num_tokens=0, grid_thw=None), {})],
+            self.item(1, layout=layout),
             [beat.model_dump_json().encode()],
         ]
 
@@ -219,7 +223,12 @@ class ReceiverTarget:
         assert (item.content_hash, item.pad_ids) == (read.content_hash, pad_ids_of(read.content_hash))
         assert read.grid_thw is not None
         assert item.num_tokens == math.prod(read.grid_thw) // 4 > 0
-        wanted = self._facts.half.tensor_shapes(item.num_tokens)
+        half = self._facts.half
+        ids, spans = expand([half.placeholders[item.modality]], [item], half.placeholders, half.media_ids)
+        assert max(ids) < self._facts.vocab_size
+        assert half.positions(ids, spans).ids.shape == (3, len(ids))
+        assert sum(span.tokens for span in spans) == item.num_tokens
+        wanted = half.tensor_shapes(item.num_tokens)
         tensors = dict(zip(wanted, (item.embeds, *item.deepstack), strict=True))
         parts = {spec.name: part for spec, part in zip(read.tensors, self._parts(read, frames), strict=True)}
         assert parts.keys() == wanted.keys()

@@ -173,7 +173,7 @@ def test_a_hash_means_something_for_its_caller_only(services: Fleet) -> None:
 @pytest.mark.parametrize(
     ("hashes", "param", "why"),
     [
-        (["a"], "mm_hashes", "1 entries, but the request has 2 pictures"),
+        (["a"], "mm_hashes", "1 entries, but the request has 2 media items"),
         ([], "mm_hashes", "0 entries"),
         (["a", "b", "c"], "mm_hashes", "3 entries"),
         (["a", ""], "mm_hashes.1", "1 to 128"),

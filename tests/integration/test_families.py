@@ -35,7 +35,7 @@ SOUNDS: Cases = {
     "another sound": [sound(2), "What is this?"],
     "two adjacent sounds": [sound(3), sound(4), "Which one is louder?"],
     "sound after text": ["Listen: ", sound(5), " What is it?"],
-    "different lengths": [sound(6, 0.25), sound(7, 1.9), "\n", sound(8, 3.0), "All?"],
+    "different lengths": [sound(6, 0.25), sound(7, 1.9), "\n", sound(8, 1.2), "All?"],
     "another rate": [sound(9, 0.5, rate=44_100), "And this?"],
     "nothing but a sound": [sound(10)],
 }

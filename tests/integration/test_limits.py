@@ -152,7 +152,7 @@ def test_tokens_of_an_item_are_bounded_on_both_sides(pair: Pair, tmp_path_factor
         response = httpx.post(f"{encoder.url}/encode", json=call, trust_env=False)
         error = response.json()["error"]
         assert (response.status_code, error["code"], error["param"]) == (400, "invalid_media", "messages.0")
-        assert error["message"] == "The picture needs 4 tokens; at most 3 are accepted."
+        assert error["message"] == "The item needs 4 tokens; at most 3 are accepted."
         assert "epd_encoder_batch_items_sum 0.0" in httpx.get(f"{encoder.url}/metrics", trust_env=False).text
         language.wait_until_ready(encoders=1)
         response = httpx.post(language.url + CHAT, json=user(PICTURE, max_tokens=1), timeout=30, trust_env=False)

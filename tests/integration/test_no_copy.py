@@ -44,6 +44,9 @@ class Facts:
     def tensor_shapes(self, num_tokens: int) -> dict[str, tuple[int, int]]:
         return {"embeds": (num_tokens, WIDTH)}
 
+    def fits(self, item: MediaItem) -> bool:
+        return item.layout is None
+
 
 @dataclass(frozen=True)
 class Settings:

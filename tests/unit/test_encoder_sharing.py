@@ -16,7 +16,7 @@ from PIL import Image
 from services.encoder import prepare
 from services.encoder.faults.base import Stage
 from services.encoder.faults.stages import Hang
-from services.encoder.sandbox.process import Effort
+from services.encoder.sandbox.process import Sandbox
 from shared.control import EncodeResponse
 from shared.errors import EmbeddingTimeout, InvalidMedia
 from shared.flight import SingleFlight
@@ -313,12 +313,12 @@ async def test_bytes_that_are_no_picture_are_found_so_once_and_everybody_is_told
 ) -> None:
     decoded, free, reached = [], threading.Event(), threading.Event()
 
-    def decode(data: bytes, max_pixels: int, param: str | None, effort: Effort) -> Image.Image:
+    def decode(data: bytes, max_pixels: int, param: str | None, sandbox: Sandbox) -> Image.Image:
         if data == b"nonsense":
             decoded.append(param)
             reached.set()
             assert free.wait(5)
-        return decode_image(data, max_pixels, param, effort)
+        return decode_image(data, max_pixels, param, sandbox)
 
     decode_image = prepare.decode_image
     monkeypatch.setattr(prepare, "decode_image", decode)

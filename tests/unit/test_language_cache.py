@@ -11,11 +11,12 @@ import torch
 from prometheus_client import generate_latest
 
 from services.language.embeddings.cache import EmbeddingCache
-from services.language.embeddings.job import check_hash
+from services.language.embeddings.job import check_own
 from services.language.prompt.conversation import MediaSource
 from services.language.prompt.sources import prepare_sources
 from shared.errors import EmbeddingIncompatible, InvalidMedia, InvalidRequest
 from shared.identity import ContentHasher, MediaItem
+from shared.layout import Layout
 from shared.telemetry import Metrics
 
 HASHER = ContentHasher(b"a secret for tests")
@@ -206,7 +207,25 @@ MINE, THEIRS = "tenant:" + "1" * 32, "tenant:" + "2" * 32
 )
 def test_an_item_goes_by_its_own_hash_only(supplied: str | None, told: str, right: bool) -> None:
     if right:
-        check_hash(source(supplied=supplied), item(told))
+        check_own(source(supplied=supplied), item(told))
     else:
         with pytest.raises(EmbeddingIncompatible, match="content hash"):
-            check_hash(source(supplied=supplied), item(told))
+            check_own(source(supplied=supplied), item(told))
+
+
+def test_a_layout_takes_its_share() -> None:
+    cache = EmbeddingCache(MEBI, metrics := Metrics())
+    long = item()
+    long.layout = Layout(((7, 1), (8, 1)) * 1000)
+    cache.keep(source(), long)
+    assert count(metrics, "epd_cache_bytes") == 2 * 4 * 128 * 4 + 2000 * 128
+
+
+def test_an_item_is_of_the_kind_that_was_asked_for() -> None:
+    film = replace(source(), modality="video")
+    with pytest.raises(EmbeddingIncompatible, match="came as image; it is video"):
+        check_own(film, item())
+    cache = EmbeddingCache(MEBI, Metrics())
+    cache.keep(film, item())
+    assert cache.find(film) is None
+    assert cache.find(source()) is not None

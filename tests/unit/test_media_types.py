@@ -30,7 +30,7 @@ from shared.identity import ContentHasher, MediaItem, Modality
 from shared.telemetry import Metrics
 from tests.chats import encoded
 from tests.media import sound_file, tone, video_file
-from tests.processes import ROOT, free_port
+from tests.processes import ROOT, decoding_workers, free_port
 from tests.unit.test_announcer import INFO
 
 GOOD: dict[Modality, bytes] = {
@@ -107,6 +107,7 @@ async def encoder() -> AsyncIterator[Encoder]:
         heart.stop()
     publisher.close()
     context.destroy(linger=0)
+    assert decoding_workers() == []
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

@@ -75,6 +75,24 @@ def test_single_and_expanded_items_come_to_the_same(data: st.DataObject) -> None
     assert check_given(given_ids, HALF, [each.modality for each in items], 100) >= 0
 
 
+@pytest.mark.parametrize("expanded", [False, True])
+def test_kinds_may_be_in_another_order_than_in_the_messages(expanded: bool) -> None:
+    media = [item(None, 2, "video"), item(None, 3), item(None, 4)]
+    ids = [1, *[PICTURE] * 3, 2, *[PICTURE] * 4, *[VIDEO] * 2] if expanded else [1, PICTURE, 2, PICTURE, VIDEO]
+    found, spans = place_items(ids, media, HALF, plain)
+    assert found == [1, *[PICTURE] * 3, 2, *[PICTURE] * 4, *[VIDEO] * 2]
+    assert [media.index(span.item) for span in spans] == [1, 2, 0]
+    with pytest.raises(InvalidRequest):  # but not those of one kind
+        place_items([*[PICTURE] * 4, 2, *[PICTURE] * 3, VIDEO], media, HALF, plain)
+
+
+def test_placeholders_may_lie_outside_the_vocabulary() -> None:
+    ids = [1, PICTURE, PICTURE, 2]
+    assert check_given(ids, HALF, ["image"], 10) == 0
+    with pytest.raises(InvalidRequest, match="token 10; the vocabulary has 10"):
+        check_given([*ids, 10], HALF, ["image"], 10)
+
+
 @pytest.mark.parametrize(
     ("ids", "tokens"),
     [

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from transformers.audio_utils import load_audio
 
-from services.encoder.sandbox.process import Effort
+from services.encoder.sandbox.process import Effort, Sandbox
 from services.encoder.sound import decode_sound
 from shared.errors import InvalidMedia
 from tests.media import sound_file, sound_track, tone, video_file
@@ -173,7 +173,7 @@ def test_a_flac_that_did_not_know_its_length_is_taken() -> None:
 def test_what_takes_too_much_time_or_memory_is_refused() -> None:
     long = wav(8000, bytes(16_000_000))
     with pytest.raises(InvalidMedia, match=r"more than the 0.1 seconds of processor time"):
-        decode_sound(long, 96_000, 1e9, effort=Effort(seconds=0.1, memory=2**33))
+        decode_sound(long, 96_000, 1e9, sandbox=Sandbox(Effort(seconds=0.1, memory=2**33)))
     with pytest.raises(InvalidMedia, match="more than the 64 MiB of memory") as caught:
-        decode_sound(long, 96_000, 1e9, "messages.0", effort=Effort(memory=2**26))
+        decode_sound(long, 96_000, 1e9, "messages.0", sandbox=Sandbox(Effort(memory=2**26)))
     assert caught.value.param == "messages.0"

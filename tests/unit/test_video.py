@@ -12,18 +12,18 @@ from pathlib import Path
 
 import av
 import numpy as np
-import psutil
 import pytest
 from av.stream import Disposition
 from PIL import Image
 from transformers.video_utils import VideoMetadata, load_video
 
 from services.encoder.media import Video
-from services.encoder.sandbox.process import Effort
+from services.encoder.sandbox.process import Effort, Sandbox
 from services.encoder.video import Choose, decode_video
 from shared.errors import InvalidMedia
 from tests.chats import encoded
 from tests.media import BLUE, GREEN, RED, WHITE, colour_at, picture, sound_file, sound_track, tone, video_file
+from tests.processes import decoding_workers
 
 MAX_PIXELS, MAX_FRAMES, LONGEST = 10**8, 100, 3600.0
 
@@ -340,7 +340,7 @@ def test_containers_that_tell_of_millions_of_frames_are_refused_at_little_cost(d
 
 def test_what_takes_too_much_memory_is_refused() -> None:
     with pytest.raises(InvalidMedia, match="more than the 512 MiB of memory"):
-        decode_video(of_fragments(10**8), spread(1), MAX_PIXELS, MAX_FRAMES, LONGEST, effort=Effort(memory=2**29))
+        decode_video(of_fragments(10**8), spread(1), MAX_PIXELS, MAX_FRAMES, LONGEST, sandbox=Sandbox(Effort(memory=2**29)))
 
 
 def test_nothing_is_left_of_a_decoding_that_is_given_up() -> None:
@@ -349,4 +349,4 @@ def test_nothing_is_left_of_a_decoding_that_is_given_up() -> None:
 
     with pytest.raises(LookupError):
         decoded(video_file(3), fail)
-    assert not [child for child in psutil.Process().children() if "sandbox" in " ".join(child.cmdline())]
+    assert decoding_workers() == []

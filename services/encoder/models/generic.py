@@ -133,7 +133,13 @@ class EncoderHalf:
                 item.grid_thw = grid = _grid(features["image_grid_thw"])
                 item.num_tokens = math.prod(grid) // self.config.vision_config.spatial_merge_size**2
                 return item
-            return self.processed("image", images=[media])
+            try:
+                return self.processed("image", images=[media])
+            except ValueError as error:
+                width, height = media.size
+                ratio = max(width, height) / min(width, height)
+                text = f"The model's processor cannot take a picture of {width}x{height}, whose ratio is {ratio:.4g}: {error}"
+                raise ValueError(text) from error
         if isinstance(media, Sound):
             return self.processed("audio", audio=[media.samples], sampling_rate=media.rate)
         return self.processed("video", videos=[_frames(media)], video_metadata=[_metadata(media)], do_sample_frames=False)

@@ -9,12 +9,21 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import create_bidirectional_mask
 
+from services.encoder.media import Media, Sound
 from services.encoder.models.generic import EncoderHalf
-from shared.identity import Modality
+from shared.identity import MediaItem, Modality
 
 
 class Qwen2AudioEncoderHalf(EncoderHalf):
-    """Sounds are padded to the length of the tower's window, and what comes of the padding is cut off."""
+    """Sounds are padded to the length of the tower's window, and what comes of the padding is cut off. Longer ones are refused:
+    the processor would drop the rest of them without a word."""
+
+    def features(self, media: Media, form: str) -> MediaItem:
+        window = self.processor.feature_extractor.n_samples
+        if isinstance(media, Sound) and len(media.samples) > window:
+            lasts, most = len(media.samples) / media.rate, window / media.rate
+            raise ValueError(f"The sound lasts {lasts:.1f} seconds; the model hears {most:g} at most.")
+        return super().features(media, form)
 
     def tower(self, modality: Modality, inputs: dict[str, Tensor]) -> Any:  # noqa: ARG002
         """From ``input_features`` ``(sounds, mels, frames)`` and ``feature_attention_mask`` ``(sounds, frames)``."""

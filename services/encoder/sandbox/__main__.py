@@ -1,13 +1,18 @@
-"""The decoding process: ``python -m services.encoder.sandbox``. It decodes what its parent sends it, and nothing else."""
+"""``python -m services.encoder.sandbox``: begins a process for each file that its parent sends, which decodes that and ends."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
+import os
 import resource
+import select
 import signal
+import socket
 import sys
 import time
+from typing import Any
 
 import msgspec
 
@@ -33,11 +38,10 @@ def confine(order: Order) -> None:
     signal.alarm(_PATIENCE * seconds)  # a library that waits for itself uses no processor time
 
 
-def main() -> None:
+def decode(decoder: Any, connection: socket.socket) -> None:
     """Decodes one file. Whatever is wrong with it is said; whatever is wrong with the decoder ends the process."""
-    channel = Channel(sys.stdin.buffer, sys.stdout.buffer)
+    channel = Channel(connection.makefile("rb"), connection.makefile("wb"))
     order = msgspec.json.decode(channel.line(), type=Order)
-    decoder = importlib.import_module(f"services.encoder.sandbox.{order.kind}")
     confine(order)
     try:
         decoder.decode(channel, order, channel.read(order.size))
@@ -46,6 +50,37 @@ def main() -> None:
     except MemoryError:
         megabytes = order.memory // 2**20
         channel.say(Refused(f"The {decoder.WORD} needs more than the {megabytes} MiB of memory that decoding it may take."))
+
+
+def end_of(child: int, control: socket.socket) -> int:
+    """Waits for a child's end, and says how it ended. Where the parent's end comes first, the child's follows."""
+    ended = os.pidfd_open(child)
+    ready, _, _ = select.select([control.fileno(), ended], [], [])
+    os.close(ended)
+    if control.fileno() in ready:  # the parent says nothing in the meantime
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def main() -> None:
+    """Until the parent ends: is told a kind of files and given a connection, and begins a copy of itself that decodes one.
+
+    The copy knows nothing of other files, and has no way to the parent but for that connection.
+    """
+    control = socket.socket(fileno=sys.stdin.fileno())
+    while True:
+        kind, connections, _, _ = socket.recv_fds(control, 64, 1)
+        if not kind:
+            return
+        decoder = importlib.import_module(f"services.encoder.sandbox.{kind.decode()}")
+        with socket.socket(fileno=connections[0]) as connection:
+            child = os.fork()
+            if not child:
+                control.close()
+                decode(decoder, connection)
+                os._exit(0)
+        with contextlib.suppress(BrokenPipeError):
+            control.send(str(end_of(child, control)).encode())
 
 
 if __name__ == "__main__":

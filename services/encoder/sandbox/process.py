@@ -1,18 +1,19 @@
-"""The encoder's end of a decoding process."""
+"""The encoder's end of decoding processes."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import IO, NoReturn
+from io import BufferedReader
+from typing import NoReturn
 
 import msgspec
 
 from services.encoder.sandbox.messages import Answer, Done, Found, Order, Piece, Refused, Wanted
+from services.encoder.sandbox.worker import Worker
 from shared.errors import InvalidMedia
 
 _WORDS = {"sound": "sound", "soundtrack": "sound", "video": "video", "heic": "picture"}
@@ -27,57 +28,83 @@ class Effort:
     memory: int = 2**30
 
 
+class Sandbox:
+    """Decodes files, each in a process of its own, which may take this ``effort``. If it ``keeps`` the workers that make those,
+    there are as many as files were decoded at once. For any thread."""
+
+    def __init__(self, effort: Effort | None = None, keeps: bool = False) -> None:
+        self.effort = effort or Effort()
+        self._keeps = keeps
+        self._idle: list[Worker] = []
+
+    @contextmanager
+    def decoding(self, order: Order, data: bytes, param: str | None) -> Iterator[Decoding]:
+        """Around the decoding of ``data``, whose process is gone afterwards. Blocks, so not for the event loop.
+
+        Raises:
+            InvalidMedia: the file is not what it should be, or takes more than it may.
+            RuntimeError: the process failed.
+        """
+        worker, again = self._worker(), False
+        try:
+            with worker.begin(order.kind) as connection, connection.makefile("rb") as answers:
+                decoding = Decoding(worker, connection, answers, order, param)
+                decoding.send(order, data)
+                yield decoding
+            again = worker.status() == 0 and self._keeps
+        finally:
+            if again:
+                self._idle.append(worker)
+            else:  # which it is after every failure
+                worker.end()
+
+    def _worker(self) -> Worker:
+        while (worker := self._idle_one()) is not None:
+            if worker.alive:
+                return worker
+            worker.end()
+        return Worker()
+
+    def _idle_one(self) -> Worker | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def close(self) -> None:
+        """Keeps none any more."""
+        self._keeps = False
+        while (worker := self._idle_one()) is not None:
+            worker.end()
+
+
 class Decoding:
-    """One file's decoding. A context manager, at whose end the process is gone. Blocks, so not for the event loop.
+    """One file's decoding.
 
     Raises (all of its methods):
         InvalidMedia: the file is not what it should be, or takes more than it may.
         RuntimeError: the process failed.
     """
 
-    def __init__(self, order: Order, data: bytes, param: str | None) -> None:
+    def __init__(
+        self, worker: Worker, connection: socket.socket, answers: BufferedReader, order: Order, param: str | None
+    ) -> None:
+        self._worker = worker
+        self._connection = connection
+        self._answers = answers
         self._order = order
-        self._data = data
         self._param = param
-
-    def __enter__(self) -> Decoding:
-        # In memory, since nobody reads it while it is written; the process bounds it.
-        self._complaints: IO[bytes] = os.fdopen(os.memfd_create("epd-decoding"), "w+b")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "services.encoder.sandbox"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._complaints,
-            process_group=0,  # Ctrl-C is for the service, which ends this itself
-            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._in, self._out = self._process.stdin, self._process.stdout
-        self.send(self._order, self._data)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._process.kill()
-        self._process.wait()
-        for file in (self._in, self._out, self._complaints):
-            try:
-                file.close()
-            except BrokenPipeError:
-                continue  # of what was still to be sent
 
     def send(self, message: Order | Wanted, data: bytes = b"") -> None:
         """Says something, with ``data`` behind it."""
-        try:
-            self._in.write(msgspec.json.encode(message) + b"\n")
-            self._in.write(data)
-            self._in.flush()
-        except BrokenPipeError:
-            self._ended()
+        with self._connected():
+            self._connection.sendall(msgspec.json.encode(message) + b"\n")
+            self._connection.sendall(data)
 
     def receive(self) -> Found | Piece | Done:
         """The next answer."""
-        line = self._out.readline()
+        with self._connected():
+            line = self._answers.readline()
         if not line.endswith(b"\n"):
             self._ended()
         answer = _answer.decode(line)
@@ -88,21 +115,24 @@ class Decoding:
     def fill(self, view: memoryview) -> None:
         """Reads the bytes behind an answer: as many as ``view`` has."""
         while view.nbytes:
-            read = self._out.readinto(view)  # type: ignore[attr-defined]
+            with self._connected():
+                read = self._answers.readinto(view)
             if not read:
                 self._ended()
             view = view[read:]
 
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        try:
+            yield
+        except ConnectionError:
+            self._ended()
+
     def _ended(self) -> NoReturn:
         """Raises what the end of the process means."""
-        try:
-            status = self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            status = 0  # it closed its output, and lives on
+        status = self._worker.status()
         if status == -signal.SIGXCPU:
             word, seconds = _WORDS[self._order.kind], self._order.seconds
             text = f"The {word} takes more than the {seconds:g} seconds of processor time that decoding it may take."
             raise InvalidMedia(f"{text} Send a shorter or smaller one.", param=self._param)
-        self._complaints.seek(0)
-        text = self._complaints.read().decode(errors="replace").strip()
-        raise RuntimeError(f"the decoder ended with status {status}: {text or 'it said nothing'}")
+        raise RuntimeError(f"the decoder ended with status {status}: {self._worker.complaints()}")

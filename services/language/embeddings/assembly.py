@@ -26,6 +26,9 @@ class ModelFacts(Protocol):
     def tensor_shapes(self, num_tokens: int) -> dict[str, tuple[int, int]]:
         """The tensors that a message must bring."""
 
+    def fits(self, item: MediaItem) -> bool:
+        """Whether a prompt can have an item with this layout."""
+
 
 class Assembler:
     """Turns what was received, frames or parts of memory, into media items for one model."""
@@ -53,7 +56,10 @@ class Assembler:
             raise EmbeddingIncompatible(
                 f"The embeddings come from another model (fingerprint {header.model_fingerprint}, not {self._fingerprint})."
             )
+        item = MediaItem(header.modality, header.num_tokens, header.grid_thw, header.layout, header.seconds_per_grid)
         self._check_geometry(header)
+        if not self._facts.fits(item):
+            raise EmbeddingIncompatible(f"Item {header.item} has a layout that is none of this model's.")
         received = read_tensors(header, parts).tensors
         wanted = self._facts.tensor_shapes(header.num_tokens)
         came = {name: tuple(tensor.shape) for name, tensor in received.items()}
@@ -64,7 +70,6 @@ class Assembler:
             # After the conversion, which may overflow.
             if not _is_finite(tensor):
                 raise EmbeddingIncompatible(f"Tensor {name} of item {header.item} has values that are not finite.")
-        item = MediaItem(header.modality, header.num_tokens, header.grid_thw, header.layout, header.seconds_per_grid)
         item.embeds = tensors.pop("embeds")
         item.deepstack = tuple(tensors.values())
         item.timings = dict(header.timings)
@@ -80,10 +85,8 @@ class Assembler:
         if header.modality not in self._facts.placeholders:
             raise EmbeddingIncompatible(f"Item {header.item} is of kind {header.modality}, which this model does not take.")
         tokens, grid, layout = header.num_tokens, header.grid_thw, header.layout
-        if max(tokens, layout.length if layout else 0) > self._max_item_tokens:
-            raise EmbeddingIncompatible(
-                f"Item {header.item} has {tokens} tokens; at most {self._max_item_tokens} are accepted."
-            )
+        if (most := max(tokens, layout.length if layout else 0)) > self._max_item_tokens:
+            raise EmbeddingIncompatible(f"Item {header.item} has {most} tokens; at most {self._max_item_tokens} are accepted.")
         # At least one of both must say how many there are, and sounds have no grid.
         by_grid = self._facts.by_grid and header.modality != "audio"
         counted: list[int | None] = [layout.count(self._facts.media_ids)] if layout else []

@@ -58,7 +58,7 @@ class EmbeddingCache:
         if known is None and source.digest is not None:
             known = self._hashes.get(source.digest)
         item = None if known is None else self._items.get(known)
-        if item is None:
+        if item is None or item.modality != source.modality:
             return None
         self._hit.inc()
         return item.again()
@@ -71,7 +71,7 @@ class EmbeddingCache:
             self._hashes.put(source.identity, item.content_hash, _DIGEST_BYTES)
         if self._items.get(item.content_hash) is None:
             evicted = self._items.evicted
-            self._items.put(item.content_hash, _compact(item), item.embedding_bytes)
+            self._items.put(item.content_hash, _compact(item), item.kept_bytes)
             self._evictions.inc(self._items.evicted - evicted)
 
     def follow(self, source: MediaSource) -> Flight[MediaItem] | None:

@@ -62,10 +62,10 @@ class Job:
         """An item that was asked for is verified: it is this request's, and theirs who wait for the same.
 
         Raises:
-            EmbeddingIncompatible: it goes by a hash that cannot be its own.
+            EmbeddingIncompatible: it is of another kind, or goes by a hash that cannot be its own.
         """
         source = self.media[index]
-        check_hash(source, item)
+        check_own(source, item)
         self.items[index] = item
         self.cache.keep(source, item)
         if index in self.flights:
@@ -86,13 +86,15 @@ class Job:
             flight.lose(failed=True, error=error if source.supplied is None else None)
 
 
-def check_hash(source: MediaSource, item: MediaItem) -> None:
-    """An item goes by the hash that its caller supplied, else by one that was computed: by any other, the cache could give it
-    to others, in place of their own.
+def check_own(source: MediaSource, item: MediaItem) -> None:
+    """An item is of the kind that was asked for. It goes by the hash that its caller supplied, else by one that was computed:
+    by any other, the cache could give it to others, in place of their own.
 
     Raises:
         EmbeddingIncompatible: it does not.
     """
+    if item.modality != source.modality:
+        raise EmbeddingIncompatible(f"Item {source.index} came as {item.modality}; it is {source.modality}.")
     told = item.content_hash
     if told != source.supplied if source.supplied is not None else _COMPUTED_HASH.fullmatch(told) is None:
         raise EmbeddingIncompatible(f"Item {source.index} came under the content hash {told!r}, which cannot be its own.")

@@ -31,6 +31,11 @@ class Prompt:
     positions: Positions
     spans: tuple[Span, ...] = ()
 
+    @property
+    def embedding_bytes(self) -> int:
+        """What its items' embeddings take, each item once."""
+        return sum(span.item.embedding_bytes for span in self.spans if span.offset == 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:

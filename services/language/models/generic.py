@@ -16,9 +16,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from services.language.engine.interface import Span
+from services.language.prompt.expansion import spans_of
 from shared.families import media_token
 from shared.halves import Sketch, empty_half, load_half, sketch_half
-from shared.identity import Grid, Modality
+from shared.identity import Grid, MediaItem, Modality
 from shared.weights import Stored
 
 _KINDS: dict[Modality, int] = {"image": 1, "video": 2, "audio": 3}
@@ -82,6 +83,19 @@ class LanguageHalf:
         shape = (num_tokens, self.hidden_size)
         return {"embeds": shape, **{f"deepstack.{level}": shape for level in range(self.deepstack_levels)}}
 
+    def fits(self, item: MediaItem) -> bool:
+        """Whether a prompt can have the item: the model knows all tokens of its layout, and positions for them."""
+        if item.layout is None:
+            return True
+        vocab_size: int = self.config.get_text_config().vocab_size
+        if any(token >= vocab_size and token not in self.media_ids for token, _ in item.layout.runs):
+            return False
+        try:
+            self.positions(list(item.layout.tokens()), spans_of(item, item.layout, 0, self.media_ids))
+        except Exception:  # transformers raises whatever comes up where runs are not what the grid says, also StopIteration
+            return False
+        return True
+
     def positions(self, token_ids: Sequence[int], spans: Sequence[Span]) -> Positions:
         """Positions of an expanded prompt; ``spans`` in order."""
         if not (self.by_grid and spans):
@@ -111,7 +125,7 @@ class LanguageHalf:
         }
         seconds = [item.seconds_per_grid for item in items if item.modality == "video"]
         if any(value is not None for value in seconds):
-            grids["second_per_grid_ts"] = torch.tensor(seconds)
+            grids["second_per_grid_ts"] = torch.tensor([1.0 if value is None else value for value in seconds])
         found: Tensor = self._base.get_rope_index(ids, mm_token_type_ids=kinds, **grids)[0]
         return found[:, 0]
 

@@ -22,10 +22,10 @@ def check_given(token_ids: Sequence[int], half: LanguageHalf, media: Sequence[Mo
     Raises:
         InvalidRequest: it has fewer places than the request has items, places without items, or ids outside the vocabulary.
     """
-    unknown = max(token_ids, default=0)
+    ours = half.media_ids | set(half.placeholders.values())
+    unknown = max((token for token in token_ids if token not in ours), default=0)  # some families' lie outside the vocabulary
     if unknown >= vocab_size:
         raise InvalidRequest(f"prompt_token_ids names token {unknown}; the vocabulary has {vocab_size}.", param=_PARAM)
-    ours = half.media_ids | set(half.placeholders.values())
     places = sum(token in ours for token in token_ids)
     if places < len(media) or (places and not media):
         raise InvalidRequest(f"The request has {named(media)}, but prompt_token_ids has {places} placeholders.", param=_PARAM)
@@ -37,7 +37,9 @@ def place_items(
     token_ids: Sequence[int], items: Sequence[MediaItem], half: LanguageHalf, encode: Callable[[str], list[int]]
 ) -> tuple[list[int], tuple[Span, ...]]:
     """The prompt with every item expanded once: those that stand there as one placeholder give way to their tokens, those whose
-    tokens are there already stay. Both may occur in one prompt. ``encode`` makes tokens of the plain text at items' edges.
+    tokens are there already stay. Both may occur in one prompt. Items of one kind are in their order; of different kinds, any
+    may be first, since some templates put all pictures before all videos. ``encode`` makes tokens of the plain text at items'
+    edges.
 
     Raises:
         InvalidRequest: what is there is neither, or not as many as items, with the counts.
@@ -46,15 +48,18 @@ def place_items(
     ours = half.media_ids | set(half.placeholders.values())
     layouts = [item.layout or Layout(((half.placeholders[item.modality], item.num_tokens),)) for item in items]
     spelled = [list(layout.tokens()) for layout in layouts]
-    # The ways to read the prompt up to an item, by where that leaves off: expanded or single, with nothing of an item between.
-    readings: dict[int, list[tuple[int, int]]] = {0: []}
-    for tokens, item in zip(spelled, items, strict=True):
-        following: dict[int, list[tuple[int, int]]] = {}
-        for end, places in readings.items():
-            for start, length in _places(ids, end, tokens, half.placeholders[item.modality], ours):
-                following.setdefault(start + length, [*places, (start, length)])
+    # The ways to read the prompt up to an item, by where that leaves off and which items are left: expanded or single, with
+    # nothing of an item between. A place is an item's number, where it begins, and its length there.
+    readings: dict[tuple[int, tuple[int, ...]], list[tuple[int, int, int]]] = {(0, tuple(range(len(items)))): []}
+    for _ in items:
+        following: dict[tuple[int, tuple[int, ...]], list[tuple[int, int, int]]] = {}
+        for (end, left), places in readings.items():
+            for number in _next_of_each_kind(left, items):
+                rest = tuple(other for other in left if other != number)
+                for start, length in _places(ids, end, spelled[number], half.placeholders[items[number].modality], ours):
+                    following.setdefault((start + length, rest), [*places, (number, start, length)])
         readings = dict(list(following.items())[:_MOST_READINGS])
-    for end, places in readings.items():
+    for (end, _), places in readings.items():
         if not any(token in ours for token in ids[end:]):
             return _placed(ids, places, items, layouts, half, encode)
     found, wanted = sum(token in ours for token in ids), named([item.modality for item in items])
@@ -63,6 +68,14 @@ def place_items(
         f"prompt_token_ids has {found} placeholders, which fit neither one for each of {wanted} nor their tokens ({counts}).",
         param=_PARAM,
     )
+
+
+def _next_of_each_kind(left: Sequence[int], items: Sequence[MediaItem]) -> list[int]:
+    """The first item of each kind among those that are ``left``, in order."""
+    first: dict[Modality, int] = {}
+    for number in left:
+        first.setdefault(items[number].modality, number)
+    return list(first.values())
 
 
 def _places(
@@ -85,7 +98,7 @@ def _places(
 
 def _placed(
     ids: Sequence[int],
-    places: Sequence[tuple[int, int]],
+    places: Sequence[tuple[int, int, int]],
     items: Sequence[MediaItem],
     layouts: Sequence[Layout],
     half: LanguageHalf,
@@ -94,7 +107,8 @@ def _placed(
     expanded: list[int] = []
     spans: list[Span] = []
     at = 0
-    for (start, length), item, layout in zip(places, items, layouts, strict=True):
+    for number, start, length in places:
+        item, layout = items[number], layouts[number]
         expanded += ids[at:start]
         tokens = list(layout.tokens())
         single = list(ids[start : start + length]) != tokens

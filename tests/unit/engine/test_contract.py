@@ -132,6 +132,12 @@ async def test_a_full_queue_refuses_at_once(engine: Engine, facts: LanguageFacts
     assert (await tokens(engine, hello(facts)))[-1].finish_reason == "stop"
 
 
+async def test_an_item_whose_tokens_are_parted_is_held_once(facts: LanguageFacts) -> None:
+    item = MediaItem("image", 4, embeds=torch.zeros(4, 128), deepstack=(torch.zeros(4, 128),))
+    spans = tuple(Span(2 * row, item, row, 1) for row in range(4))
+    assert Prompt([1] * 8, facts.half.positions([1] * 8, []), spans).embedding_bytes == 2 * 4 * 128 * 4
+
+
 async def test_what_could_never_fit_is_refused_with_the_numbers(engine: Engine, facts: LanguageFacts) -> None:
     with pytest.raises(InvalidRequest, match="3200"):
         engine.submit(hello(facts, max_tokens=100_000))

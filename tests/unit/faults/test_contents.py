@@ -12,7 +12,7 @@ from services.encoder.faults.contents import Corrupt, NotFinite, WrongDtype, Wro
 from services.encoder.faults.registry import Faults
 from services.language.embeddings.assembly import Assembler
 from shared.errors import EpdError
-from shared.identity import Grid, Modality
+from shared.identity import Grid, MediaItem, Modality
 from shared.wire import Buffer, Header, read_header, read_tensors
 from tests.unit.faults.calls import TOKENS, WIDTH, call, sent_by, setting
 
@@ -31,6 +31,9 @@ class Facts:
 
     def tensor_shapes(self, num_tokens: int) -> dict[str, tuple[int, int]]:
         return {name: (num_tokens, WIDTH) for name in ("embeds", "deepstack.0")}
+
+    def fits(self, item: MediaItem) -> bool:
+        return item.layout is None
 
 
 async def frames_with(*faults: Fault) -> list[Buffer]:

@@ -16,7 +16,7 @@ from services.language.prompt.expansion import check_modalities, edges_of, expan
 from services.language.prompt.template import ChatTemplate
 from shared.errors import InvalidRequest
 from shared.families import FAMILIES, known_families, open_family
-from shared.identity import MediaItem
+from shared.identity import Grid, MediaItem, Modality
 from shared.layout import Layout
 from tests.families import make
 
@@ -76,6 +76,35 @@ def test_a_time_step_of_a_video_takes_as_many_positions_as_seconds(checkpoints: 
         found = half.positions(ids, spans).ids
         steps.append(int(found[0, 5] - found[0, 1]))
     assert steps[1] == 2 * steps[0] > 0
+
+
+def test_a_video_that_does_not_say_its_time_has_steps_of_a_second(checkpoints: dict[str, LanguageFacts]) -> None:
+    half = checkpoints["qwen2_5_vl"].half
+    token = half.placeholders["video"]
+    videos = [MediaItem("video", 8, (2, 4, 4), seconds_per_grid=seconds) for seconds in (None, 1.0)]
+    ids, spans = expand([token, 1, token], videos, half.placeholders, half.media_ids)
+    found = half.positions(ids, spans).ids
+    assert found[0, 4] - found[0, 0] == found[0, 13] - found[0, 9] > 0
+
+
+def test_only_layouts_that_have_positions_and_known_tokens_fit(checkpoints: dict[str, LanguageFacts]) -> None:
+    facts = checkpoints["qwen3_vl"]
+    image, video = facts.half.placeholders["image"], facts.half.placeholders["video"]
+
+    def fits(modality: Modality, grid: Grid, *runs: tuple[int, int]) -> bool:
+        return facts.half.fits(MediaItem(modality, 4 * grid[0], grid, Layout(runs)))
+
+    assert fits("image", (1, 4, 4), (image, 4))
+    assert fits("image", (1, 4, 4), (7, 2), (image, 4), (8, 1))
+    assert fits("video", (2, 4, 4), (7, 2), (video, 4), (8, 1), (video, 4))
+    assert not fits("image", (1, 4, 4), (facts.vocab_size, 1), (image, 4))
+    assert not fits("image", (1, 4, 4), (image, 2), (7, 1), (image, 2))
+    assert not fits("video", (2, 4, 4), (video, 8))
+    assert not fits("video", (2, 4, 4), (video, 3), (7, 1), (video, 2), (7, 1), (video, 3))
+    # Pictures of other families may be in parts.
+    llava = checkpoints["llava"].half
+    token = llava.placeholders["image"]
+    assert llava.fits(MediaItem("image", 4, layout=Layout(((token, 2), (7, 1), (token, 2)))))
 
 
 def test_text_at_the_edges_becomes_tokens_with_the_text_beside_it(checkpoints: dict[str, LanguageFacts]) -> None:
@@ -151,6 +180,13 @@ def test_families_from_elsewhere_must_be_families(modules: str, told: str) -> No
 def test_a_family_that_is_not_served_is_refused_with_those_that_are(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match=r"family bert are not served; those that are: .*qwen3_vl"):
+        open_family(tmp_path)
+
+
+@pytest.mark.parametrize("written", ["[]", "7", '{"model_type": "qwen2_vl", "text_config": 5}', '{"model_type": ["llava"]}'])
+def test_a_configuration_that_is_none_is_refused_with_a_sentence(tmp_path: Path, written: str) -> None:
+    (tmp_path / "config.json").write_text(written)
+    with pytest.raises(ValueError, match=r"config\.json|not served"):
         open_family(tmp_path)
 
 

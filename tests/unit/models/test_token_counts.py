@@ -30,7 +30,7 @@ SIZES = [
     (640, 480),
     (500, 3),
 ]
-SECONDS = [0.001, 0.02, 0.1, 0.77, 1.0, 1.99, 2.0, 2.01, 7.0]
+SECONDS = [0.001, 0.02, 0.1, 0.77, 1.0, 1.99, 2.0]
 
 
 def expected(processor: Any, config: Any, kind: str, given: dict[str, Any]) -> tuple[int, int] | None:
@@ -78,3 +78,23 @@ def test_sounds_of_any_length(name: str, tmp_path: Path) -> None:
     given = {seconds: {"audio": [sound], "sampling_rate": 16_000} for seconds, sound in sounds.items()}
     wanted = {seconds: expected(processor, half.config, "audio", each) for seconds, each in given.items()}
     assert {seconds: found(half, Sound(sound, 16_000)) for seconds, sound in sounds.items()} == wanted
+
+
+def test_a_sound_longer_than_the_model_hears_is_refused_and_not_cut_off(tmp_path: Path) -> None:
+    half = open_half(make("qwen2_audio", tmp_path), "cpu", "float32")
+    with pytest.raises(InvalidMedia, match=r"lasts 7\.0 seconds; the model hears 2 at most"):
+        half.preprocess(Sound(samples(1, 7.0), 16_000), "", "messages.0")
+
+
+@pytest.mark.parametrize("name", ["internvl", "llava"])
+def test_what_a_processor_cannot_take_is_told_with_size_and_ratio(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = open_half(make(name, tmp_path), "cpu", "float32")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("no such size")
+
+    monkeypatch.setattr(half, "processed", refuse)
+    with pytest.raises(InvalidMedia, match=r"a picture of 1093x5, whose ratio is 218\.6: no such size"):
+        half.preprocess(Image.new("RGB", (1093, 5)), "", "messages.0")

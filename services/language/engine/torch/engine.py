@@ -28,7 +28,6 @@ from services.language.engine.torch.messages import (
 )
 from services.language.engine.torch.options import EngineOptions
 from shared.errors import EngineOverloaded, InternalError, InvalidRequest
-from shared.identity import MediaItem
 from shared.telemetry import get_logger
 
 _log = get_logger("engine")
@@ -116,7 +115,7 @@ class TorchEngine:
             raise EngineOverloaded("The engine is being restarted.")
         if len(self._answers) >= self._options.max_queue:
             raise EngineOverloaded(f"The engine has {len(self._answers)} requests already; that is all it takes.")
-        size = sum(_bytes_of(span.item) for span in request.prompt.spans)
+        size = request.prompt.embedding_bytes
         if self._embedding_bytes + size > self._options.max_embedding_bytes and self._answers:
             text = f"The engine holds {self._embedding_bytes} bytes of embeddings already; {size} more are too many."
             raise EngineOverloaded(text)
@@ -255,12 +254,6 @@ class TorchEngine:
             self._take(number)
             answer.put(InternalError(reason))
         self._load = Load(0, 0)
-
-
-def _bytes_of(item: MediaItem) -> int:
-    """Bytes of an item's embeddings."""
-    tensors = item.deepstack if item.embeds is None else (item.embeds, *item.deepstack)
-    return sum(tensor.nbytes for tensor in tensors)
 
 
 async def _terminate(process: Process) -> None:
