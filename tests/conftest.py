@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import httpx
 import pytest
 import torch
 
+from tests.families import make
 from tests.processes import DEMO_MODEL, Service
 
 
@@ -44,3 +45,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     ):
         language.wait_until_ready(encoders=1)
         yield Pair(encoder, language, client)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Tiny checkpoints by the name of their family, each made once."""
+    made: dict[str, Path] = {}
+
+    def of(name: str) -> Path:
+        if name not in made:
+            made[name] = make(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return of

@@ -20,26 +20,13 @@ from services.language import check as language_check
 from services.language.engine.torch.runner import Runner
 from shared.checkpoint import main as record
 from tests.fake_hub import FakeHub
-from tests.families import BUILDERS, NEED_TORCHVISION, make
+from tests.families import BUILDERS, NEED_TORCHVISION
 from tests.processes import ROOT
 
 ENCODERS = [
     pytest.param(name, marks=pytest.mark.torchvision) if name in NEED_TORCHVISION else pytest.param(name) for name in BUILDERS
 ]
 CHECKS: dict[str, Callable[[list[str]], int]] = {"encoder": encoder_check.check, "language": language_check.check}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Tiny checkpoints by the name of their family, each made once."""
-    made: dict[str, Path] = {}
-
-    def of(name: str) -> Path:
-        if name not in made:
-            made[name] = make(name, tmp_path_factory.mktemp(name))
-        return made[name]
-
-    return of
 
 
 class Told:

@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 
 from shared.halves import Half, load_half, sketch_half
 from shared.weights import stored_tensors
-from tests.families import BUILDERS, make
+from tests.families import BUILDERS
 from tests.processes import ROOT
 from tests.reading import of_half, places
 
@@ -43,19 +43,6 @@ PUBLISHED: dict[str, tuple[tuple[str, str], ...]] = {
     ),
 }
 """What published checkpoints call otherwise than transformers does when it saves one."""
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Tiny checkpoints by the name of their family, each made once."""
-    made: dict[str, Path] = {}
-
-    def of(name: str) -> Path:
-        if name not in made:
-            made[name] = make(name, tmp_path_factory.mktemp(name))
-        return made[name]
-
-    return of
 
 
 def whole(folder: Path) -> Any:

@@ -164,6 +164,13 @@ def test_every_family_has_both_halves() -> None:
         assert hasattr(family.half("encoder"), "preprocess")
 
 
+def test_the_seeds_families_have_its_attributes() -> None:
+    hashed_first = {family.model_type for family in FAMILIES if family.half("encoder").precompute_hash_before_cpu_transfer}
+    assert hashed_first == {"kimi_k25", "ernie4_5_vl_moe", "midashenglm"}
+    tokenized_once = {family.model_type for family in FAMILIES if family.half("language").prefer_tokenized_input}
+    assert tokenized_once == {"kimi_k25"}
+
+
 @pytest.mark.parametrize(
     ("modules", "told"),
     [
