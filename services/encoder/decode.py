@@ -12,7 +12,7 @@ from PIL import ExifTags, Image
 from services.encoder.extras import need
 from services.encoder.inspection import check_file, check_opened
 from services.encoder.kinds import describe, kind_of
-from services.encoder.sandbox.messages import Done, Order, Piece
+from services.encoder.sandbox.messages import Order
 from services.encoder.sandbox.process import Sandbox
 from shared.errors import InvalidMedia, media_errors
 
@@ -90,11 +90,7 @@ def _decode_heic(data: bytes, max_pixels: int, param: str | None, sandbox: Sandb
     need("pillow_heif", "heif", "HEIC pictures", param)
     order = Order("heic", "", len(data), sandbox.effort.seconds, sandbox.effort.memory, max_pixels=max_pixels)
     with sandbox.decoding(order, data, param) as decoding, media_errors(param):
-        piece = decoding.receive()
-        assert isinstance(piece, Piece)
-        pixels = np.empty(piece.shape, np.uint8)
-        decoding.fill(pixels.data.cast("B"))
-        assert isinstance(decoding.receive(), Done)
+        pixels = decoding.only(np.uint8)
     return Image.fromarray(pixels)
 
 

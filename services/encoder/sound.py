@@ -7,7 +7,7 @@ import numpy as np
 from services.encoder.extras import need
 from services.encoder.kinds import describe, kind_of
 from services.encoder.media import Sound
-from services.encoder.sandbox.messages import Done, Order, Piece
+from services.encoder.sandbox.messages import Order
 from services.encoder.sandbox.process import Sandbox
 from shared.errors import InvalidMedia, media_errors
 
@@ -41,11 +41,7 @@ def decode_sound(data: bytes, rate: int, max_seconds: float, param: str | None =
             f"The bytes are not a sound ({describe(data, 'audio_url')}); send {', '.join(FORMATS)}.", param=param
         )
     with sandbox.decoding(order, data, param) as decoding, media_errors(param):
-        piece = decoding.receive()
-        assert isinstance(piece, Piece)
-        samples = np.empty(piece.shape, np.float32)
-        decoding.fill(samples.data.cast("B"))
-        assert isinstance(decoding.receive(), Done)
+        samples = decoding.only(np.float32)
     return Sound(samples, rate)
 
 

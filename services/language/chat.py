@@ -145,7 +145,7 @@ class ChatService:
         media = request.conversation.media
         if len(media) > self._settings.max_items_per_request:
             limit = self._settings.max_items_per_request
-            text = f"The request has {named([source.modality for source in media])}; at most {limit} are accepted."
+            text = f"The request has {named(request.conversation.kinds)}; at most {limit} are accepted."
             raise InvalidRequest(text, param="messages")
         if (unknown := max(request.sampling.logit_bias, default=0)) >= self._model.vocab_size:
             text = f"logit_bias names token {unknown}; the vocabulary has {self._model.vocab_size}."
@@ -206,7 +206,7 @@ class ChatService:
             ClientError: the request, its size, or its media is at fault.
         """
         media = request.conversation.media
-        kinds = [source.modality for source in media]
+        kinds = request.conversation.kinds
         check_modalities(kinds, self._model.half.placeholders, [source.param for source in media])
         token_ids, text_tokens = self._tokenized(request, kinds)
         room = self._model.context_length - (1 if request.max_tokens is None else request.max_tokens)
@@ -238,8 +238,8 @@ class ChatService:
         return token_ids, len(token_ids) - len(kinds)
 
     def _conversation(self, request: ChatRequest) -> Conversation:
-        kinds = [source.modality for source in request.conversation.media]
-        return replace(request.conversation, template=self._model.half.template_for(kinds))
+        conversation = request.conversation
+        return replace(conversation, template=self._model.half.template_for(conversation.kinds))
 
     async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of ``work``. Only a few are with the threads at a time, so that only a few come back to the event loop at

@@ -12,7 +12,6 @@ from services.language.engine.torch.runner import Runner
 from services.language.models.facts import LanguageFacts
 from shared.appraisal import CheckSettings, Kind, PoolSize, Served, run, served
 from shared.checkpoint import pick_device, published_tensors, resolve
-from shared.families import open_family
 
 _BLOCK = 16
 
@@ -35,13 +34,13 @@ def appraise(settings: CheckSettings) -> Served:
         ValueError, OSError: it would not start.
     """
     folder = resolve(settings.model, settings.revision, settings.trust_remote_code, weights=False)
-    family, config = open_family(folder, settings.families, settings.trust_remote_code)
     facts = LanguageFacts(folder, settings.device, settings.dtype, settings.families, settings.trust_remote_code)
     tensors = published_tensors(settings.model, folder)
     sketch = facts.half.sketch(facts.dtype, tensors)
     kind = Kind(pick_device(settings.device), facts.dtype)
     pool = _pool(facts)
-    return served(family, config, kind, sketch, "language", tensors, positions=3 if facts.half.by_grid else 1, pool=pool)
+    axes = 3 if facts.half.by_grid else 1
+    return served(facts.family, facts.config, kind, sketch, "language", tensors, positions=axes, pool=pool)
 
 
 def _pool(facts: LanguageFacts) -> PoolSize:

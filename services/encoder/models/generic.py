@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 from transformers.video_utils import VideoMetadata
 
 from services.encoder.media import Media, Sound, Video
-from services.encoder.models.layouts import layout_of
+from services.encoder.models.layouts import Layouts
 from services.encoder.models.patches import preprocess_by
 from services.encoder.models.processor import load_processor
 from shared.checkpoint import count_parameters, pick_device, pick_dtype
@@ -158,7 +159,7 @@ class EncoderHalf:
         tokens = outputs["input_ids"][0].tolist()
         tokens = tokens[: len(tokens) // places]
         replacements = outputs.get("text_replacement_offsets")
-        layout = layout_of(self.processor.tokenizer, tokens, replacements[0][0]["replacement"] if replacements else None)
+        layout = self._layouts.of(tokens, replacements[0][0]["replacement"] if replacements else None)
         item = MediaItem(modality, layout.count(self._media_ids), layout=layout)
         if not item.num_tokens:
             raise ValueError(f"The {modality} is too short or too small: the model's processor makes no tokens of it.")
@@ -174,6 +175,10 @@ class EncoderHalf:
         if grids is not None and len(grids) == 1:
             item.grid_thw = _grid(grids)
         return item
+
+    @cached_property
+    def _layouts(self) -> Layouts:
+        return Layouts(self.processor.tokenizer)
 
     @torch.inference_mode()
     def encode(self, items: Sequence[MediaItem]) -> None:

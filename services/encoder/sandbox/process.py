@@ -8,15 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from services.encoder.sandbox.messages import Answer, Done, Found, Order, Piece, Refused, Wanted
 from services.encoder.sandbox.worker import Worker
 from shared.errors import InvalidMedia
 
 _WORDS = {"sound": "sound", "soundtrack": "sound", "video": "video", "heic": "picture"}
+Number = TypeVar("Number", bound=np.generic)
 _answer = msgspec.json.Decoder(Answer)
 
 
@@ -120,6 +123,15 @@ class Decoding:
             if not read:
                 self._ended()
             view = view[read:]
+
+    def only(self, kind: type[Number]) -> NDArray[Number]:
+        """The one array that is the whole answer."""
+        piece = self.receive()
+        assert isinstance(piece, Piece)
+        found = np.empty(piece.shape, kind)
+        self.fill(found.data.cast("B"))
+        assert isinstance(self.receive(), Done)
+        return found
 
     @contextmanager
     def _connected(self) -> Iterator[None]:

@@ -25,13 +25,13 @@ class LanguageFacts:
     def __init__(
         self, folder: Path, device: str = "auto", dtype: str = "auto", families: str = "", trusted: bool = False
     ) -> None:
-        family, self.config = open_family(folder, families, trusted)
-        self.half: LanguageHalf = family.half("language")(self.config, family.modalities)
+        self.family, self.config = open_family(folder, families, trusted)
+        self.half: LanguageHalf = self.family.half("language")(self.config, self.family.modalities)
         self.tokenizer: Any = read_part(AutoTokenizer, folder, trusted)
         self.tokenizer.chat_template = chat_template_of(folder) or self.tokenizer.chat_template
         if self.tokenizer.chat_template is None:
             raise ValueError(f"{folder} has no chat template, which chat completions need")
-        for modality in family.modalities:
+        for modality in self.family.modalities:
             if modality not in self.half.placeholders:
                 self.half.placeholders[modality] = self._placeholder(modality)
         self.dtype = pick_dtype(dtype, pick_device(device))

@@ -52,7 +52,6 @@ class LanguageHalf:
 
     def __init__(self, config: Any, modalities: Sequence[Modality]) -> None:
         self.config = config
-        self.modalities = tuple(modalities)
         vision = getattr(config, "vision_config", None)
         self.hidden_size: int = config.get_text_config().hidden_size
         self.deepstack_levels: int = len(getattr(vision, "deepstack_visual_indexes", None) or ())

@@ -47,6 +47,11 @@ class Conversation:
     media: tuple[MediaSource, ...] = ()
     template: str | None = None
 
+    @property
+    def kinds(self) -> list[Modality]:
+        """What kind each media item is of, in order."""
+        return [source.modality for source in self.media]
+
     def texts(self) -> Iterator[str]:
         """Every piece of text that somebody wrote."""
         for message in self.messages:

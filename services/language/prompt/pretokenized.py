@@ -22,7 +22,7 @@ def check_given(token_ids: Sequence[int], half: LanguageHalf, media: Sequence[Mo
     Raises:
         InvalidRequest: it has fewer places than the request has items, places without items, or ids outside the vocabulary.
     """
-    ours = half.media_ids | set(half.placeholders.values())
+    ours = _of_items(half)
     unknown = max((token for token in token_ids if token not in ours), default=0)  # some families' lie outside the vocabulary
     if unknown >= vocab_size:
         raise InvalidRequest(f"prompt_token_ids names token {unknown}; the vocabulary has {vocab_size}.", param=_PARAM)
@@ -31,6 +31,11 @@ def check_given(token_ids: Sequence[int], half: LanguageHalf, media: Sequence[Mo
         raise InvalidRequest(f"The request has {named(media)}, but prompt_token_ids has {places} placeholders.", param=_PARAM)
     # Where some items are expanded already, nobody knows yet which of the ordinary tokens are theirs.
     return len(token_ids) - places if places == len(media) else 0
+
+
+def _of_items(half: LanguageHalf) -> frozenset[int]:
+    """The tokens that stand for items, in prompts that are expanded and in such that are not."""
+    return half.media_ids | frozenset(half.placeholders.values())
 
 
 def place_items(
@@ -45,7 +50,7 @@ def place_items(
         InvalidRequest: what is there is neither, or not as many as items, with the counts.
     """
     ids = list(token_ids)
-    ours = half.media_ids | set(half.placeholders.values())
+    ours = _of_items(half)
     layouts = [item.layout or Layout(((half.placeholders[item.modality], item.num_tokens),)) for item in items]
     spelled = [list(layout.tokens()) for layout in layouts]
     # The ways to read the prompt up to an item, by where that leaves off and which items are left: expanded or single, with
@@ -63,7 +68,7 @@ def place_items(
         if not any(token in ours for token in ids[end:]):
             return _placed(ids, places, items, layouts, half, encode)
     found, wanted = sum(token in ours for token in ids), named([item.modality for item in items])
-    counts = ", ".join(str(layout.count(frozenset(ours))) for layout in layouts)
+    counts = ", ".join(str(layout.count(ours)) for layout in layouts)
     raise InvalidRequest(
         f"prompt_token_ids has {found} placeholders, which fit neither one for each of {wanted} nor their tokens ({counts}).",
         param=_PARAM,
@@ -79,7 +84,7 @@ def _next_of_each_kind(left: Sequence[int], items: Sequence[MediaItem]) -> list[
 
 
 def _places(
-    ids: Sequence[int], begin: int, tokens: Sequence[int], placeholder: int, ours: frozenset[int] | set[int]
+    ids: Sequence[int], begin: int, tokens: Sequence[int], placeholder: int, ours: frozenset[int]
 ) -> list[tuple[int, int]]:
     """Where an item may stand that is the next one from ``begin`` on: start and length, the expanded reading first."""
     single = next((at for at in range(begin, len(ids)) if ids[at] in ours), None)
