@@ -17,7 +17,7 @@ export EPD_PIDFILE := $(shell mktemp -u -t epd-supervisord-XXXXXX.pid)
 
 SCENARIO ?= encoder-crash
 
-.PHONY: help serve loadtest test test-torchvision test-containers test-gpu fuzz lint format bench clean
+.PHONY: help serve loadtest test test-torchvision test-console test-containers test-gpu fuzz fuzz-api lint format bench clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
@@ -43,12 +43,18 @@ serve: $(VENV)/.installed ## Run the pair with the demo model until Ctrl-C
 loadtest: $(VENV)/.installed ## Load a pair of its own and make it fail: SCENARIO=encoder-crash, further options in ARGS
 	$(BIN)/python -m services.loadtest $(SCENARIO) $(ARGS)
 
-test: $(VENV)/.installed ## Run all tests that need neither Docker nor a GPU nor torchvision
-	$(BIN)/python -m pytest -m "not containers and not gpu and not torchvision"
+test: $(VENV)/.installed ## Run all tests that need neither Docker nor a GPU nor torchvision nor a browser
+	$(BIN)/python -m pytest -m "not containers and not gpu and not torchvision and not console"
 
 test-torchvision: $(VISION_VENV)/.installed ## Run the tests of videos and of families whose processors need torchvision
 	$(VISION_VENV)/bin/python -m pytest -m torchvision
 	$(VISION_VENV)/bin/python -m pytest -m "not torchvision" tests/integration/test_families.py tests/unit/models/test_token_counts.py
+
+test-console: $(VENV)/.installed ## Run the tests of the console (needs Debian's chromium and chromium-driver)
+	$(BIN)/python -m pytest -m console tests/console
+
+fuzz-api: $(VENV)/.installed ## Give both services 5,000 requests or more, made of their OpenAPI documents
+	$(BIN)/python -m tests.openapi --cases 5000
 
 test-containers: $(VENV)/.installed ## Run the tests of the composed pair (needs a Docker engine)
 	$(BIN)/python -m pytest -m containers tests/containers
@@ -77,6 +83,7 @@ bench: $(VENV)/.installed ## Measure speed and failures on this machine, and wri
 	$(BIN)/python -m benchmarks.identity --write docs/performance.md
 	$(BIN)/python -m benchmarks.seam --write docs/performance.md
 	$(BIN)/python -m benchmarks.generator --write docs/performance.md
+	$(BIN)/python -m benchmarks.api --write docs/performance.md
 
 clean: ## Remove what was built and installed
 	rm -rf $(VENV) $(VISION_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

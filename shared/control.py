@@ -13,6 +13,10 @@ REQUEST_FIELD = "request"
 """The form field that holds the ``EncodeRequest`` as JSON in a multipart body."""
 
 
+LOW_DETAIL = "low"
+"""The word in an item's ``form`` for a picture that is to be looked at in low detail."""
+
+
 class _Schema(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -22,16 +26,18 @@ class EncodeItem(_Schema):
 
     ``param`` is the item's place in the client's request, for error messages. ``content_hash`` is there where the client
     supplied the item's identity, as the language service names it; the encoder then computes none. ``form`` is how the item is
-    to be prepared, in words of its family's, where there is a choice.
+    to be prepared, where there is a choice: words of its family's, or ``LOW_DETAIL``, parted by spaces.
     """
 
-    index: int = Field(ge=0)
-    modality: Modality = "image"
-    url: str | None = None
-    part: str | None = None
-    param: str | None = None
-    content_hash: str | None = Field(default=None, pattern=r"^tenant:[0-9a-f]{32}$")
-    form: str = Field(default="", max_length=64)
+    index: int = Field(ge=0, lt=2**31, description="The item's number in the client's request.")
+    modality: Modality = Field("image", description="What it is.")
+    url: str | None = Field(None, description="Where it is: a data, http or https URL.")
+    part: str | None = Field(None, description="The part of this multipart body that has its raw bytes, instead of a URL.")
+    param: str | None = Field(None, description="Its place in the client's request, for error messages.")
+    content_hash: str | None = Field(
+        default=None, pattern=r"^tenant:[0-9a-f]{32}$", description="Its identity, where the client supplied one."
+    )
+    form: str = Field(default="", max_length=64, description="How it is to be prepared, in words of its family's.")
 
 
 class EncodeRequest(_Schema):
@@ -43,23 +49,23 @@ class EncodeRequest(_Schema):
     left of the deadline, in seconds. ``token_budget``, where given, is the most tokens that ``items`` together may take.
     """
 
-    request_id: str = Field(min_length=1, max_length=128)
-    attempt: int = Field(default=0, ge=0)
-    num_items: int = Field(ge=1)
-    items: tuple[EncodeItem, ...] = Field(min_length=1)
-    reply_to: str = Field(max_length=512, examples=["tcp://127.0.0.1:5557"])
-    timeout: float = Field(gt=0, le=3600)
-    token_budget: int | None = None
+    request_id: str = Field(min_length=1, max_length=128, description="Comes back in every message.", examples=["req-1/a"])
+    attempt: int = Field(default=0, ge=0, lt=2**31, description="The number of this attempt at the client's request.")
+    num_items: int = Field(ge=1, lt=2**31, description="Items of the client's request, of which these may be a share.")
+    items: tuple[EncodeItem, ...] = Field(min_length=1, description="What to encode.")
+    reply_to: str = Field(max_length=512, description="Where embeddings go.", examples=["tcp://127.0.0.1:5557"])
+    timeout: float = Field(gt=0, le=3600, description="Seconds that are left of the deadline.", examples=[30.0])
+    token_budget: int | None = Field(None, description="The most tokens that the items together may take.")
 
 
 class ItemMetadata(_Schema):
     """What became of one item. ``timings`` are in seconds by stage."""
 
-    index: int
-    content_hash: str
-    num_tokens: int
-    grid_thw: Grid | None
-    timings: dict[str, float]
+    index: int = Field(description="The item's number in the client's request.")
+    content_hash: str = Field(description="Its identity.")
+    num_tokens: int = Field(description="Rows of its embeddings.")
+    grid_thw: Grid | None = Field(description="Its patches in time, height and width, for families with M-RoPE.")
+    timings: dict[str, float] = Field(description="Seconds by stage.")
 
 
 class EncodeResponse(_Schema):
@@ -108,11 +114,11 @@ class Subscription(_Schema):
     seconds, the first at once, for ``lease`` seconds from now on. ``curve`` says whether the data channel is encrypted;
     without an ``offer`` tensors come as frames."""
 
-    reply_to: str = Field(max_length=512, examples=["tcp://127.0.0.1:5557"])
-    interval: float = Field(ge=0.01, le=60)
-    lease: float = Field(gt=0, le=600)
-    curve: bool = False
-    offer: Offer | None = None
+    reply_to: str = Field(max_length=512, description="Where signs of life go.", examples=["tcp://127.0.0.1:5557"])
+    interval: float = Field(ge=0.01, le=60, description="Seconds between two of them.", examples=[0.5])
+    lease: float = Field(gt=0, le=600, description="Seconds for which they are wanted.", examples=[5.0])
+    curve: bool = Field(False, description="Whether the data channel is encrypted.")
+    offer: Offer | None = Field(None, description="What the caller can receive by, besides frames.")
 
 
 class ServiceInfo(BaseModel):
@@ -155,6 +161,6 @@ class Registration(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    url: str = Field(max_length=512, examples=["http://encoder:8001"])
-    info: ServiceInfo
-    max_items: int = Field(gt=0)
+    url: str = Field(max_length=512, description="Base URL that it is reached at.", examples=["http://encoder:8001"])
+    info: ServiceInfo = Field(description="What it is.")
+    max_items: int = Field(gt=0, description="Items that it takes at once.")

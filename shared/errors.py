@@ -5,7 +5,9 @@
     EpdError
     ├── ClientError (also a ValueError)     400   never retried, logged at info
     │   ├── InvalidRequest                        invalid_request
-    │   └── InvalidMedia                          invalid_media
+    │   ├── InvalidMedia                          invalid_media
+    │   ├── InvalidApiKey                   401   invalid_api_key
+    │   └── ModelNotFound                   404   model_not_found
     ├── Unavailable                         503   Retry-After, logged as a warning
     │   ├── EncoderUnavailable                    encoder_unavailable
     │   ├── EncoderFailed                         encoder_failed
@@ -27,12 +29,16 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+MAX_TEXT = 2000
+"""Characters of a message, and of a param."""
+
 
 class EpdError(Exception):
     """A failure with a fixed ``code``, HTTP ``status`` and OpenAI error ``type``.
 
     ``param`` names the part of the request that is at fault, where one is; ``retry_after`` is in seconds; ``encoder``
-    and ``encoder_id`` are the base URL and the id of the encoder that the failure came from, for the log.
+    and ``encoder_id`` are the base URL and the id of the encoder that the failure came from, for the log. Texts may quote what
+    a client sent, and are cut where they are longer than ``MAX_TEXT``.
     """
 
     code: ClassVar[str]
@@ -40,12 +46,17 @@ class EpdError(Exception):
     type: ClassVar[str]
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        message = _cut(message)
         super().__init__(message)
         self.message = message
         self.encoder: str | None = None
         self.encoder_id: str | None = None
-        self.param = param
+        self.param = None if param is None else _cut(param)
         self.retry_after = retry_after
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
 
 
 class ClientError(EpdError, ValueError):
@@ -65,6 +76,20 @@ class InvalidMedia(ClientError):
     """A picture, video or sound: undecodable, unsupported, too large, or its URL unreachable or forbidden."""
 
     code = "invalid_media"
+
+
+class InvalidApiKey(ClientError):
+    """The service asks for an API key, and the request has none that it knows."""
+
+    code = "invalid_api_key"
+    status = 401
+
+
+class ModelNotFound(ClientError):
+    """The request names another model than the one that is served."""
+
+    code = "model_not_found"
+    status = 404
 
 
 class Unavailable(EpdError):
@@ -144,6 +169,8 @@ ERRORS: dict[str, type[EpdError]] = {
     for cls in (
         InvalidRequest,
         InvalidMedia,
+        InvalidApiKey,
+        ModelNotFound,
         EncoderUnavailable,
         EncoderFailed,
         EncoderLost,
@@ -210,9 +237,10 @@ def from_exception(error: BaseException) -> EpdError:
 
 
 def from_validation(errors: list[Any]) -> InvalidRequest:
-    """A schema violation as reported by pydantic: the first one, with its place, in a sentence."""
+    """A schema violation as reported by pydantic: the first one, with its place, in a sentence. What is in parentheses there is
+    no part of the request, but the tag of a member of a union."""
     first = errors[0]
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    place = ".".join(part for part in map(str, first["loc"]) if part != "body" and not part.startswith("("))
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return InvalidRequest(f"{place or 'body'}: {first['msg']}{more}", param=place or None)
 

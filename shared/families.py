@@ -119,8 +119,8 @@ FAMILIES = (
         f"{_LANGUAGES}.smolvlm:SmolVLMLanguageHalf",
         extras=("smolvlm",),
     ),
-    Family("glm4v", "GLM-4.1V", _ALSO_VIDEOS),
-    Family("glm4v_moe", "GLM-4.5V", _ALSO_VIDEOS),
+    Family("glm4v", "GLM-4.1V", _ALSO_VIDEOS, f"{_ENCODERS}.glm4v:GlmEncoderHalf"),
+    Family("glm4v_moe", "GLM-4.5V", _ALSO_VIDEOS, f"{_ENCODERS}.glm4v:GlmEncoderHalf"),
 )
 
 

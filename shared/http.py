@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -20,6 +21,7 @@ from structlog.contextvars import bound_contextvars
 
 from shared.errors import EpdError, ErrorBody, InvalidRequest, body_of, from_exception, from_validation, headers_of, release
 from shared.lifecycle import Drain
+from shared.outcome import Failure, failed, ignore
 from shared.telemetry import Metrics, get_logger, log_failure, new_request_id
 from shared.tracing import NO_TRACES, Span, Tracer
 
@@ -45,19 +47,27 @@ def install(
     drain: Drain,
     tracer: Tracer = NO_TRACES,
     work: Collection[str] = (),
+    on_failure: Callable[[Failure], None] = ignore,
 ) -> None:
     """Gives ``app`` the common routes, error handlers and middleware, and ``app.state.drain``. Requests to the paths in
-    ``work`` get spans, and may have bodies of ``max_body_bytes``; those to others have small ones, if any."""
+    ``work`` get spans, and may have bodies of ``max_body_bytes``; those to others have small ones, if any. ``on_failure`` is
+    told of each request that failed, when its answer has ended."""
     app.state.drain = drain
     metrics.gauge(
         "epd_event_loop_tasks", "Tasks in the event loop; it grows without end only if something leaks."
     ).set_function(lambda: len(asyncio.all_tasks()))
 
-    @app.get("/health", summary="The process is alive and its event loop turns")
+    @app.get("/health", tags=["probes"], summary="The process is alive and its event loop turns")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    @app.get(
+        "/metrics",
+        tags=["probes"],
+        summary="Prometheus metrics",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
     async def expose() -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
@@ -74,22 +84,25 @@ def install(
         drain=drain,
         tracer=tracer,
         work=frozenset(work),
+        on_failure=on_failure,
     )
 
 
 def respond(scope: Scope, cause: BaseException) -> JSONResponse:
-    """Logs a failure and turns it into a response. The code is left in ``scope`` for the metrics."""
+    """Logs a failure and turns it into a response."""
     if isinstance(cause, RequestValidationError):
         error: EpdError = from_validation(list(cause.errors()))
     elif isinstance(cause, HTTPException):
         error = InvalidRequest(str(cause.detail))
     else:
         error = from_exception(cause)
-    status = cause.status_code if isinstance(cause, HTTPException) else error.status
-    scope["epd_code"] = error.code
+    status, headers = error.status, headers_of(error)
+    if isinstance(cause, HTTPException):
+        status, headers = cause.status_code, {**headers, **(cause.headers or {})}  # such as Allow, which a 405 must have
+    failed(scope, error, status)
     log_failure(_log, error, cause, probe=scope["path"] == "/ready")
     release(cause)
-    return JSONResponse(body_of(error).model_dump(), status_code=status, headers=headers_of(error))
+    return JSONResponse(body_of(error).model_dump(), status_code=status, headers=headers)
 
 
 def component_schemas(app: FastAPI, *models: type[BaseModel]) -> None:
@@ -126,9 +139,17 @@ class Envelope:
     """Gives each request its id, counts, times and traces it, bounds its body, and answers what nothing else caught."""
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, max_body_bytes: int, drain: Drain, tracer: Tracer, work: frozenset[str]
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        max_body_bytes: int,
+        drain: Drain,
+        tracer: Tracer,
+        work: frozenset[str],
+        on_failure: Callable[[Failure], None],
     ) -> None:
         self.app = app
+        self.on_failure = on_failure
         self.tracer = tracer
         self.work = work
         self.drain = drain
@@ -186,6 +207,12 @@ class Envelope:
                 span.set(**{"http.response.status_code": status}, code=code)
                 if code not in ("ok", "client_gone"):
                     span.fail(code)
+                failure: Failure | None = scope.get("epd_failure")
+                if failure is not None:
+                    # What is refused before it is routed has no route, but what is work is known by its path.
+                    known = scope["path"] if scope["path"] in self.work else route
+                    told = replace(failure, request_id=request_id, method=scope["method"], route=known, streamed=status == 200)
+                    self.on_failure(told)
 
     def _span(self, scope: Scope, headers: Mapping[str, str], request_id: str) -> Span:
         """The span of a request, also left in ``scope`` for those who know more; probes and the like would only be noise."""

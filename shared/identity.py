@@ -105,7 +105,7 @@ class MediaItem:
     ``features`` are the processor's named tensors. ``embeds`` is ``(num_tokens, hidden)``; ``deepstack`` holds one tensor of
     that shape for each level. ``grid_thw`` counts patches in time, height and width, where the family has such a grid, and
     ``seconds_per_grid`` is what one step of a video's takes. ``layout`` is what stands for it in the prompt; without one it is
-    the placeholder, ``num_tokens`` times. ``timings`` are in seconds by stage.
+    the placeholder, ``num_tokens`` times. ``timings`` are in seconds by stage, as ``encoder_id`` spent them.
     """
 
     modality: Modality
@@ -117,6 +117,7 @@ class MediaItem:
     embeds: Tensor | None = None
     deepstack: tuple[Tensor, ...] = ()
     timings: dict[str, float] = field(default_factory=dict)
+    encoder_id: str | None = None
     _content_hash: str | None = field(default=None, init=False)
     _pad_ids: tuple[int, ...] = field(default=(), init=False)
 

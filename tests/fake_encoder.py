@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from torch import Tensor
 
+from services.loadtest.ports import free_port
 from shared.checkpoint import fingerprint
 from shared.control import (
     REQUEST_FIELD,
@@ -32,7 +33,7 @@ from shared.errors import EpdError, body_of
 from shared.guard import guarded
 from shared.seam import LOOPBACK, Seam
 from shared.wire import VERSION, Buffer, Header, Heartbeat, pack
-from tests.processes import DEMO_MODEL, free_port, wait_for
+from tests.processes import DEMO_MODEL, wait_for
 
 GRID, TOKENS, WIDTH, LEVELS = (1, 4, 4), 4, 128, 2
 

@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from services.encoder.announcer import Announcer
 from services.encoder.body import declared_bytes, receive_call
 from services.encoder.faults.base import Call
+from services.encoder.faults.kinds import KINDS
 from services.encoder.faults.registry import Faults
 from services.encoder.faults.routes import install_fault_routes
 from services.encoder.fetch import Fetcher
@@ -32,11 +33,19 @@ from shared.control import (
     ServiceInfo,
     Subscription,
 )
-from shared.errors import EncoderUnavailable
+from shared.errors import (
+    EmbeddingTimeout,
+    EncoderFailed,
+    EncoderOverloaded,
+    EncoderUnavailable,
+    InvalidMedia,
+    InvalidRequest,
+)
 from shared.guard import guarded
-from shared.http import ERROR_RESPONSES, component_schemas, install, schema_ref, span_of, unless_gone
+from shared.http import component_schemas, install, schema_ref, span_of, unless_gone
 from shared.identity import ContentHasher
 from shared.lifecycle import Drain, refusing, settle, tidy
+from shared.openapi import Token, complete, failures
 from shared.seam import seam_of
 from shared.security import load_secret
 from shared.telemetry import Metrics, get_logger
@@ -44,6 +53,12 @@ from shared.tracing import tracer_of
 from shared.wire import VERSION
 
 _log = get_logger("encoder")
+
+_DESCRIPTION = """The vision (or audio) half of a model. Language services call it; nobody else has to.
+
+With a secret (`EPD_SECRET_FILE`) all but probes, metrics and `/v1/info` ask for a token that both services derive from it."""
+
+_UNAUTHENTICATED = ("/health", "/ready", "/metrics", "/v1/info")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +121,45 @@ def create_app(settings: EncoderSettings) -> FastAPI:
     subscribers = metrics.gauge("epd_encoder_subscribers", "Language services that get heartbeats.")
     queued = metrics.gauge("epd_encoder_queued_bytes", "Bytes of messages that are on their way to language services.")
     drain = Drain(settings.drain_timeout, lambda: EncoderUnavailable("The encoder is draining."))
-    app = FastAPI(title="EPD encoder", version=version("epd-pair"), lifespan=lifespan)
+    app = FastAPI(
+        title="EPD encoder",
+        description=_DESCRIPTION,
+        version=version("epd-pair"),
+        lifespan=lifespan,
+        docs_url=None,  # these load a page from elsewhere; docs/api.md is ours
+        redoc_url=None,
+    )
     app.state.encoder_id = f"encoder-{uuid.uuid4().hex[:8]}"
     app.state.parts = None
     install(app, metrics, settings.max_body_bytes, drain, tracer, ("/encode",))
     component_schemas(app, EncodeRequest)
+    if seam.keys is not None:
+        token = Token("seam", "The token of the services' secret.", lambda _, path: path not in _UNAUTHENTICATED)
+        complete(app, [token])
+    else:
+        complete(app)
     control = guarded(lambda request: seam.check_token(request.headers.get("authorization")))
     if settings.faults_enabled:
         install_fault_routes(control, faults)
+        component_schemas(app, *KINDS)
 
-    @app.get("/ready", summary="The encoder takes requests", responses={503: ERROR_RESPONSES[503]})
+    @app.get("/ready", tags=["probes"], summary="The encoder takes requests", responses=failures(EncoderUnavailable))
     async def ready() -> dict[str, str]:
         drain.check()
         if parts().heart.stalled:
             raise EncoderUnavailable("The tower hangs.")
         return {"status": "ready"}
 
-    @app.get("/v1/info", summary="What this encoder is", responses={503: ERROR_RESPONSES[503]})
+    @app.get("/v1/info", tags=["service"], summary="What this encoder is", responses=failures(EncoderUnavailable))
     async def info() -> ServiceInfo:
         return parts().info
 
-    @control.post("/v1/subscribe", summary="Ask for heartbeats", responses=ERROR_RESPONSES)
+    @control.post(
+        "/v1/subscribe",
+        tags=["service"],
+        summary="Ask for signs of life on the data channel",
+        responses=failures(InvalidRequest, EncoderUnavailable),
+    )
     async def subscribe(subscription: Subscription) -> EncoderStatus:
         up = parts()
         transport = up.heart.subscribe(subscription)
@@ -140,9 +173,12 @@ def create_app(settings: EncoderSettings) -> FastAPI:
 
     @control.post(
         "/encode",
+        tags=["embeddings"],
         summary="Encode media items and publish their embeddings",
         response_model=EncodeResponse,
-        responses=ERROR_RESPONSES,
+        responses=failures(
+            InvalidRequest, InvalidMedia, EncoderOverloaded, EncoderFailed, EncoderUnavailable, EmbeddingTimeout
+        ),
         openapi_extra={
             "requestBody": {
                 "required": True,

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from fastapi import FastAPI
 
+from services.language.access import install_cors, install_keys, is_guarded
+from services.language.api.completions import COMPLETIONS_PATH, install_completion_routes
+from services.language.api.document import DESCRIPTION, complete_document
 from services.language.api.encoders import install_encoder_routes
+from services.language.api.failures import install_failure_routes
+from services.language.api.faults import install_fault_routes
+from services.language.api.models import install_model_routes
+from services.language.api.render import RENDER_PATH, install_render_routes
 from services.language.api.routes import CHAT_PATH, install_routes
+from services.language.api.tokens import DETOKENIZE_PATH, TOKENIZE_PATH, install_token_routes
 from services.language.chat import ChatService
+from services.language.console.routes import ConsoleSettings, install_console
 from services.language.embeddings.assembly import Assembler
 from services.language.embeddings.attempt import Attempts
 from services.language.embeddings.cache import EmbeddingCache
 from services.language.embeddings.dispatch import Dispatcher, open_client, reply_address
 from services.language.embeddings.failover import Failover
+from services.language.embeddings.faults import EncoderFaults
 from services.language.embeddings.gather import Gatherer
 from services.language.embeddings.memory import OpenMemory
 from services.language.embeddings.pool import EncoderPool
@@ -27,6 +39,7 @@ from services.language.embeddings.receiver import Receiver
 from services.language.engine.interface import Engine, EngineStartError
 from services.language.engine.torch.engine import TorchEngine
 from services.language.engine.torch.options import EngineOptions
+from services.language.failures import RecentFailures
 from services.language.models.facts import LanguageFacts
 from services.language.settings import LanguageSettings
 from shared.checkpoint import fingerprint, pick_device, resolve
@@ -45,7 +58,7 @@ from shared.wire import MAX_HEADER_BYTES, VERSION
 _log = get_logger("language")
 
 
-def create_app(settings: LanguageSettings) -> FastAPI:
+def create_app(settings: LanguageSettings, make_engine: Callable[[EngineOptions], Engine] = TorchEngine) -> FastAPI:
     """The language service's ASGI application. Nothing is loaded until its lifespan starts.
 
     Raises:
@@ -59,7 +72,7 @@ def create_app(settings: LanguageSettings) -> FastAPI:
             identity = await asyncio.to_thread(fingerprint, folder)
         async with AsyncExitStack() as owned:
             owned.push_async_callback(tracer.close)
-            engine = TorchEngine(engine_options(settings, folder))
+            engine = make_engine(engine_options(settings, folder))
             owned.push_async_callback(engine.stop)
             starting = asyncio.create_task(engine.start())  # beside what else takes time
             kind = settings.device, settings.dtype, settings.families, settings.trust_remote_code
@@ -79,6 +92,7 @@ def create_app(settings: LanguageSettings) -> FastAPI:
             pool = EncoderPool(urls, identity, dispatcher, reply_to, settings, metrics, memory, seam.curve)
             receiver.on_sign = pool.sign
             await owned.enter_async_context(pool)
+            app.state.faults = EncoderFaults(client, pool, settings.liveness_timeout)
             with refusing(EngineStartError):
                 await starting
             measure_engine(engine, metrics)
@@ -87,7 +101,8 @@ def create_app(settings: LanguageSettings) -> FastAPI:
             cache = EmbeddingCache(settings.embedding_cache_bytes, metrics)
             gatherer = Gatherer(failover, cache, receiver, settings.waiting_places(), metrics, tracer)
             hasher = ContentHasher(secret)
-            app.state.chat = ChatService(settings, facts, gatherer, engine, drain, hasher, metrics, tracer)
+            marks = pair_fingerprint(settings, facts, identity)
+            app.state.chat = ChatService(settings, facts, gatherer, engine, drain, hasher, metrics, tracer, marks)
             drain.on_expiry(lambda: engine.abort("The service is stopping, and has no time left for this answer."))
             app.state.pool, app.state.engine = pool, engine
             app.state.info = describe(settings, service_id, facts, engine, identity)
@@ -101,12 +116,28 @@ def create_app(settings: LanguageSettings) -> FastAPI:
     metrics, tracer = Metrics(), tracer_of(settings.tracing, "epd-language")
     service_id = f"language-{uuid.uuid4().hex[:8]}"
     drain = Drain(settings.drain_timeout, lambda: EngineOverloaded("The language service is stopping."))
-    app = FastAPI(title="EPD language service", version=version("epd-pair"), lifespan=lifespan)
-    install(app, metrics, settings.max_body_bytes, drain, tracer, (CHAT_PATH,))
-    install_routes(app, settings.model_name(), settings.request_timeout, settings.body_timeout)
+    # Pages of documentation that come from elsewhere are off; docs/api.md is ours.
+    about: dict[str, Any] = {"description": DESCRIPTION, "version": version("epd-pair"), "docs_url": None, "redoc_url": None}
+    app = FastAPI(title="EPD language service", lifespan=lifespan, **about)
+    failures = RecentFailures()
+    install_keys(app, settings.api_keys(), settings.host)
+    work = CHAT_PATH, RENDER_PATH, COMPLETIONS_PATH, TOKENIZE_PATH, DETOKENIZE_PATH
+    install(app, metrics, settings.max_body_bytes, drain, tracer, work, failures.add)
+    install_cors(app, settings.origins())
+    name, times = settings.model_name(), (settings.request_timeout, settings.body_timeout)
+    install_routes(app, name, *times, settings.keepalive)
+    install_render_routes(app, name, *times)
+    install_completion_routes(app, name, *times, settings.keepalive)
+    install_token_routes(app, name, *times)
+    install_model_routes(app, name)
     install_encoder_routes(app, seam)
+    install_failure_routes(app, failures)
+    if settings.faults_enabled:
+        install_fault_routes(app)
+    install_console(app, ConsoleSettings(faults_enabled=settings.faults_enabled, liveness_timeout=settings.liveness_timeout))
+    complete_document(app, is_guarded, bool(settings.api_keys()), seam.keys is not None)
 
-    @app.get("/ready", summary="The engine takes requests", responses={503: ERROR_RESPONSES[503]})
+    @app.get("/ready", tags=["probes"], summary="The engine takes requests", responses={503: ERROR_RESPONSES[503]})
     async def ready() -> dict[str, str | int]:
         drain.check()
         if not app.state.engine.ready():
@@ -114,7 +145,7 @@ def create_app(settings: LanguageSettings) -> FastAPI:
         # Text needs no encoder, so a missing one does not make the service unready; it is told beside.
         return {"status": "ready", "encoders_ready": app.state.pool.ready()}
 
-    @app.get("/v1/info", summary="What this service is")
+    @app.get("/v1/info", tags=["service"], summary="What this service is")
     async def info() -> ServiceInfo:
         result: ServiceInfo = app.state.info
         return result
@@ -174,6 +205,12 @@ def measure_engine(engine: Engine, metrics: Metrics) -> None:
     ):
         gauge = metrics.gauge(f"epd_engine_{name}", text)
         gauge.set_function(lambda name=name: getattr(engine.load(), name))
+
+
+def pair_fingerprint(settings: LanguageSettings, facts: LanguageFacts, identity: str) -> str:
+    """What the answers of this service and its encoders depend on, besides the request: all of them have the same model."""
+    told = "|".join((identity, version("epd-pair"), str(pick_device(settings.device)), str(facts.dtype)))
+    return f"fp_{hashlib.blake2b(told.encode(), digest_size=6).hexdigest()}"
 
 
 def describe(settings: LanguageSettings, service_id: str, facts: LanguageFacts, engine: Engine, identity: str) -> ServiceInfo:

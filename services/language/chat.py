@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from contextvars import copy_context
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 from services.language.completion import Completion
@@ -16,18 +13,19 @@ from services.language.deadline import Deadline
 from services.language.embeddings.gather import Gatherer
 from services.language.engine.interface import Engine, EngineRequest, Prompt, Sampling
 from services.language.models.facts import LanguageFacts
-from services.language.prompt.conversation import Conversation, MediaSource
-from services.language.prompt.expansion import check_modalities, check_placeholders, edges_of, expand, in_places, named
-from services.language.prompt.pretokenized import check_given, place_items
-from services.language.prompt.sources import prepare_sources
-from services.language.prompt.template import ChatTemplate
+from services.language.output.shape import Shape
+from services.language.prompt.builder import PromptBuilder
+from services.language.prompt.detokenizer import Detokenizer, StopStrings
+from services.language.prompt.expansion import named
+from services.language.request import ChatRequest
 from services.language.settings import LanguageSettings
+from services.language.workers import Workers
 from shared.errors import EncoderOverloaded, EngineOverloaded, InvalidRequest
-from shared.identity import ContentHasher, MediaItem, Modality
+from shared.identity import ContentHasher, MediaItem
 from shared.lifecycle import Drain
 from shared.pace import Pace
 from shared.telemetry import Metrics
-from shared.tracing import NO_TRACES, Span, Tracer
+from shared.tracing import NO_TRACES, Tracer
 
 _THREADS = 2
 _SLACK = 0.25  # seconds
@@ -37,37 +35,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """What the API asks of the pair, free of HTTP.
+class Prepared:
+    """What the engine gets: the ``prompt`` with its ``items``, in the order of their places, and how it is answered."""
 
-    ``max_tokens`` None means as many as the context has room for; it and the model's end tokens complete ``sampling``.
-    ``deadline`` is that of the whole answer; ``forwarded`` are headers that encoders get to see. ``mm_hashes`` are the hashes
-    that the caller supplied, one for each media item or none at all; they mean something for its ``tenant`` only. With
-    ``prompt_token_ids`` the prompt is these, and of the conversation only the media count.
-    """
-
-    request_id: str
-    conversation: Conversation
-    stops: list[str]
-    max_tokens: int | None
+    prompt: Prompt
+    items: list[MediaItem]
     sampling: Sampling
-    deadline: Deadline
-    forwarded: Mapping[str, str] = field(default_factory=dict)
-    ignore_eos: bool = False
-    answers: int = 1
-    mm_hashes: Sequence[str | None] = ()
-    tenant: str = field(default="", repr=False)
-    prompt_token_ids: Sequence[int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A request, read: the prompt's tokens, with one placeholder an item unless they came with the request, and how many tokens
-    ``sources`` may take."""
-
-    token_ids: list[int]
-    sources: list[MediaSource]
-    room: int
+    shape: Shape
 
 
 class ChatService:
@@ -83,22 +57,21 @@ class ChatService:
         hasher: ContentHasher,
         metrics: Metrics,
         tracer: Tracer = NO_TRACES,
+        fingerprint: str = "",
     ) -> None:
         self._tracer = tracer
+        self._fingerprint = fingerprint
         self._drain = drain
-        self._stages = metrics.histogram("epd_stage_seconds", "Time of one request in one stage before the engine.", "stage")
         self._settings = settings
         self._model = model
         self._gatherer = gatherer
         self._engine = engine
-        self._hasher = hasher
-        self._template = ChatTemplate(model.tokenizer, model.half.placeholders.values())
+        self._builder = PromptBuilder(model, hasher, settings.max_media_bytes, metrics, tracer)
         self._admitted, self._pictured = Pace(), Pace()
-        # Few, since more would only take the interpreter from each other and from the event loop.
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt")
-        self._slots = asyncio.Semaphore(2 * _THREADS)
-        # No text of more characters can fit: each token stands for at most as many as the longest in the vocabulary.
-        self._most_text = model.context_length * max(len(token) for token in model.tokenizer.get_vocab())
+        # Few, since more would only take the interpreter from each other and from the event loop. Grammars have their own: one
+        # that takes long keeps no text waiting.
+        self._workers = Workers(_THREADS, "prompt")
+        self._compilers = Workers(1, "grammar")
 
     @property
     def context_length(self) -> int:
@@ -109,6 +82,11 @@ class ChatService:
     def tokenizer(self) -> Any:
         """The checkpoint's tokenizer."""
         return self._model.tokenizer
+
+    @property
+    def fingerprint(self) -> str:
+        """What answers depend on besides the request: the model, which both services must agree on, and this service."""
+        return self._fingerprint
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -134,31 +112,81 @@ class ChatService:
             ClientError: the request, its size, or its media is at fault.
             Unavailable: embeddings or a place in the engine cannot be had.
         """
+        async with self._in_time(request.deadline), self._prepared(request) as ready:
+            return await self._submit(request, ready)
+
+    async def render(self, request: ChatRequest) -> Prepared:
+        """What ``start`` would give to the engine.
+
+        Raises:
+            ClientError, Unavailable: as ``start`` does.
+        """
+        async with self._in_time(request.deadline), self._prepared(request) as ready:
+            return ready
+
+    async def tokenize(self, request: ChatRequest) -> list[int]:
+        """The prompt's tokens, with one placeholder for each media item, of which nothing is asked.
+
+        Raises:
+            InvalidRequest: it is too long, or its template refuses it.
+            EngineOverloaded: it takes longer than the request may.
+        """
+        async with self._in_time(request.deadline):
+            return (await self._workers.run(self._builder.tokenized, request, request.conversation.kinds))[0]
+
+    async def detokenize(self, token_ids: Sequence[int], deadline: Deadline) -> str:
+        """The text of tokens, special ones included.
+
+        Raises:
+            InvalidRequest: there are more than the context has, or there is no such token.
+            EngineOverloaded: it takes longer than until the ``deadline``.
+        """
+        self._builder.check_size(len(token_ids), None)
+        known = len(self.tokenizer)
+        if unknown := [token for token in token_ids if token >= known]:
+            raise InvalidRequest(f"There is no token {unknown[0]}; the vocabulary has {known}.", param="tokens")
+        async with self._in_time(deadline):
+            text: str = await self._workers.run(self.tokenizer.decode, token_ids)
+        return text
+
+    @asynccontextmanager
+    async def _in_time(self, deadline: Deadline) -> AsyncIterator[None]:
+        """Ends what takes longer than until a request's ``deadline``.
+
+        Raises:
+            EngineOverloaded: it does.
+        """
         try:
-            # A little later than the deadlines of what it waits for, which have more to say.
-            async with asyncio.timeout(max(0.0, request.deadline.left()) + _SLACK):
-                return await self._start(request)
+            # A little later than the deadlines of what is waited for, which have more to say.
+            async with asyncio.timeout(max(0.0, deadline.left()) + _SLACK):
+                yield
         except TimeoutError as error:
             raise EngineOverloaded("The deadline passed before the prompt was ready: the service is too busy.") from error
 
-    async def _start(self, request: ChatRequest) -> list[Completion]:
+    @asynccontextmanager
+    async def _prepared(self, request: ChatRequest) -> AsyncIterator[Prepared]:
+        """The request with all its embeddings, which count as held until the block ends."""
         media = request.conversation.media
         if len(media) > self._settings.max_items_per_request:
             limit = self._settings.max_items_per_request
             text = f"The request has {named(request.conversation.kinds)}; at most {limit} are accepted."
             raise InvalidRequest(text, param="messages")
-        if (unknown := max(request.sampling.logit_bias, default=0)) >= self._model.vocab_size:
-            text = f"logit_bias names token {unknown}; the vocabulary has {self._model.vocab_size}."
-            raise InvalidRequest(text, param="logit_bias")
+        sampling = request.sampling
+        for name, tokens in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+            if (unknown := max(tokens, default=0)) >= self._model.vocab_size:
+                text = f"{name} names token {unknown}; the vocabulary has {self._model.vocab_size}."
+                raise InvalidRequest(text, param=name)
         with self._with_pictures(len(media)), self._gatherer.holding() as holding:
-            read = await self._in_thread(self._read, request)
+            read = await self._workers.run(self._builder.read, request)
+            shape = await self._shape(request, read.token_ids)
             deadline = request.deadline.lowered(self._settings.embedding_timeout, own=True)
-            with self._stages.labels("embeddings").time():
+            with self._builder.stages.labels("embeddings").time(), request.timeline.stage("embeddings"):
                 items = await self._gatherer.gather(
-                    request.request_id, read.sources, read.room, deadline, request.forwarded, holding
+                    request.request_id, read.sources, read.room, deadline, request.forwarded, holding, request.timeline
                 )
-            prompt = await self._in_thread(self._prompt, request, read.token_ids, items)
-            return await self._submit(request, prompt)
+            prompt = await self._workers.run(self._builder.prompt, request, read.token_ids, items)
+            self._builder.check_size(len(prompt.token_ids), request.max_tokens)
+            yield Prepared(prompt, items, self._completed(request, prompt), shape)
 
     @contextmanager
     def _with_pictures(self, items: int) -> Iterator[None]:
@@ -181,113 +209,38 @@ class ChatService:
         finally:
             self._pictured.end()
 
-    async def _submit(self, request: ChatRequest, prompt: Prompt) -> list[Completion]:
-        self._check_size(len(prompt.token_ids), request.max_tokens)
+    async def _shape(self, request: ChatRequest, token_ids: Sequence[int]) -> Shape:
+        """What the answers have to look like."""
+        if request.answer_format is None and not request.conversation.tools:
+            return self._builder.shape(request, token_ids)  # there is no grammar to be made
+        return await self._compilers.run(self._builder.shape, request, token_ids)
+
+    def _completed(self, request: ChatRequest, prompt: Prompt) -> Sampling:
+        """The request's sampling with what is known now: its token limit, and what ends the answer."""
         wanted = request.sampling
-        sampling = replace(
+        return replace(
             wanted,
             max_tokens=request.max_tokens or self._model.context_length - len(prompt.token_ids),
             stop_token_ids=wanted.stop_token_ids | (frozenset() if request.ignore_eos else self._model.eos_ids),
         )
+
+    async def _submit(self, request: ChatRequest, ready: Prepared) -> list[Completion]:
         completions: list[Completion] = []
         try:
             for number in range(request.answers):
-                completions.append(self._completion(request, prompt, sampling, number))
+                completions.append(self._completion(request, ready, number))
         except BaseException:
             for completion in completions:
                 await completion.aclose()
             raise
         return completions
 
-    def _read(self, request: ChatRequest) -> _Read:
-        """Everything about a request that can be known before its embeddings are there; slow where the request is large.
-
-        Raises:
-            ClientError: the request, its size, or its media is at fault.
-        """
-        media = request.conversation.media
-        kinds = request.conversation.kinds
-        check_modalities(kinds, self._model.half.placeholders, [source.param for source in media])
-        token_ids, text_tokens = self._tokenized(request, kinds)
-        room = self._model.context_length - (1 if request.max_tokens is None else request.max_tokens)
-        self._check_size(text_tokens, request.max_tokens)
-        with self._stage("media"):
-            limit = self._settings.max_media_bytes
-            forms = self._model.half.forms(kinds)
-            sources = prepare_sources(media, forms, request.mm_hashes, request.tenant, self._hasher, limit)
-        return _Read(token_ids, sources, room - text_tokens)
-
-    def _tokenized(self, request: ChatRequest, kinds: Sequence[Modality]) -> tuple[list[int], int]:
-        """The prompt before its items are there, and how many of its tokens are sure to be no item's.
-
-        Raises:
-            InvalidRequest: it is too long, or its places and the media do not correspond.
-        """
-        if request.prompt_token_ids is not None:
-            given = list(request.prompt_token_ids)
-            self._check_size(len(given), request.max_tokens)
-            return given, check_given(given, self._model.half, kinds, self._model.vocab_size)
-        length = sum(len(text) for text in request.conversation.texts())
-        if length > self._most_text:
-            limit = self._model.context_length
-            raise InvalidRequest(f"{length} characters of text cannot fit into a context of {limit} tokens.", param="messages")
-        with self._stage("tokenize"):
-            token_ids = self._template.tokenize(self._conversation(request))
-        check_placeholders(token_ids, self._model.half.placeholders, kinds)
-        # Each placeholder gives way to its item's tokens, so only the text is sure to stay.
-        return token_ids, len(token_ids) - len(kinds)
-
-    def _conversation(self, request: ChatRequest) -> Conversation:
-        conversation = request.conversation
-        return replace(conversation, template=self._model.half.template_for(conversation.kinds))
-
-    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of ``work``. Only a few are with the threads at a time, so that only a few come back to the event loop at
-        once, however many wait. The context goes along, for spans and log lines."""
-        context = copy_context()
-        async with self._slots:
-            call = partial(work, *args, **kwargs)
-            return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: context.run(_finished, call))
-
-    @contextmanager
-    def _stage(self, name: str) -> Iterator[Span]:
-        """Around one stage of one request, which is timed and of which it is the span."""
-        with self._stages.labels(name).time(), self._tracer.span(name) as span:
-            yield span
-
-    def _completion(self, request: ChatRequest, prompt: Prompt, sampling: Sampling, number: int) -> Completion:
+    def _completion(self, request: ChatRequest, ready: Prepared, number: int) -> Completion:
         """The ``number``-th answer; answers of a seeded request have seeds of their own, in order."""
+        sampling, shape = ready.sampling, ready.shape
         if sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + number)
-        call = EngineRequest(request.request_id, prompt, sampling, request.deadline.left())
-        return Completion(self._engine, call, self._model.tokenizer, request.stops, self._tracer)
-
-    def _prompt(self, request: ChatRequest, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Prompt:
-        half = self._model.half
-        with self._stage("prompt"):
-            if request.prompt_token_ids is None:
-                items = in_places(token_ids, items, half.placeholders)
-            if request.prompt_token_ids is not None or half.prefer_tokenized_input:
-                expanded, spans = place_items(token_ids, items, half, self._template.plain)
-            else:
-                if edges := edges_of(items):
-                    token_ids = self._template.tokenize(self._conversation(request), edges)
-                expanded, spans = expand(token_ids, items, half.placeholders, half.media_ids)
-            return Prompt(expanded, half.positions(expanded, spans), spans)
-
-    def _check_size(self, prompt_tokens: int, max_tokens: int | None) -> None:
-        limit, wanted = self._model.context_length, 1 if max_tokens is None else max_tokens
-        if prompt_tokens + wanted > limit:
-            raise InvalidRequest(
-                f"The prompt has {prompt_tokens} tokens and the answer needs {wanted}, together {prompt_tokens + wanted}; "
-                f"the model's context has {limit}.",
-                param="messages" if max_tokens is None else "max_tokens",
-            )
-
-
-def _finished(work: Callable[[], T]) -> T:
-    """The result of ``work``. A future cannot hold a ``StopIteration``, and whoever waits for it would wait for ever."""
-    try:
-        return work()
-    except StopIteration as error:
-        raise RuntimeError("an iterator ended too early") from error
+        call = EngineRequest(request.request_id, ready.prompt, sampling, request.deadline.left(), shape.grammar)
+        detokenizer = Detokenizer(self._model.tokenizer, shape.kept)
+        stops = StopStrings(request.stops, request.with_stop)
+        return Completion(self._engine, call, detokenizer, stops, shape.reader(), self._tracer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from shared.addresses import base_urls
@@ -18,6 +18,21 @@ class LanguageSettings(ServiceSettings):
 
     port: int = Field(8000, description="Port that HTTP listens on.")
     served_model_name: str | None = Field(None, description="Name of the model in the API; the folder's name without one.")
+    api_key: SecretStr | None = Field(
+        None, description="Keys that callers of the API must have one of, separated by commas; without any, everybody may call."
+    )
+    cors_origins: str = Field(
+        "", description="Origins whose pages browsers let call the API, separated by commas; * is all of them."
+    )
+    keepalive: float = Field(
+        15.0,
+        gt=0,
+        le=3600,
+        description="Seconds of silence in a stream after which a comment is sent: nobody hangs up then.",
+    )
+    faults_enabled: bool = Field(
+        False, description="Let callers of the API set faults of encoders, where those allow it too; for the console."
+    )
     encoders: str = Field("http://127.0.0.1:8001", description="Base URLs of encoders, separated by commas; may be empty.")
     data_host: str = Field("127.0.0.1", description="Address that the embedding socket listens on.")
     data_port: int = Field(0, ge=0, le=65535, description="Port of the embedding socket; 0 lets the system choose.")
@@ -60,6 +75,15 @@ class LanguageSettings(ServiceSettings):
     def _check_encoders(cls, value: str) -> str:
         base_urls(value)
         return value
+
+    def api_keys(self) -> frozenset[str]:
+        """The keys that callers may have; empty where none is asked for."""
+        given = "" if self.api_key is None else self.api_key.get_secret_value()
+        return frozenset(key.strip() for key in given.split(",") if key.strip())
+
+    def origins(self) -> list[str]:
+        """The origins whose pages may call the API."""
+        return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
 
     def encoder_urls(self) -> tuple[str, ...]:
         """The configured encoders, in order, without repeats."""

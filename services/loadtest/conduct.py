@@ -38,6 +38,7 @@ def conduct(options: Options) -> Run:
         compose_project=options.project,
         secret_file=options.secret_file,
         helper_image=options.helper_image,
+        api_key=options.api_key,
     )
     with open_deployment(scenario, choice) as deployment:
         deployment.check(scenario.actions())

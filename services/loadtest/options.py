@@ -83,7 +83,9 @@ def parser() -> argparse.ArgumentParser:
     target.add_argument("--project", help="compose project of the containers; without it, the tool's own, or the only one")
     target.add_argument("--helper-image", default="epd-loadtest", help="image that has tc and iptables, for network faults")
     target.add_argument("--model", help="name of the model; without it, the first of /v1/models")
-    target.add_argument("--api-key", help="sent as Authorization: Bearer")
+    target.add_argument(
+        "--api-key", help="sent as Authorization: Bearer; of several with commas, as EPD_API_KEY has them, the first"
+    )
     target.add_argument("--no-semantics", action="store_true", help="do not judge answers: the model is not the demo model")
 
     generator = line.add_argument_group("generator", "Locust's")
@@ -129,7 +131,7 @@ def options_of(asked: argparse.Namespace) -> Options:
         project=asked.project,
         helper_image=asked.helper_image,
         model=asked.model,
-        api_key=asked.api_key,
+        api_key=(asked.api_key or "").split(",")[0].strip() or None,
         semantics=not asked.no_semantics,
         seed=asked.seed,
         quiet=asked.quiet,

@@ -16,11 +16,12 @@ from typing import Any
 from services.encoder.decode import decode_image
 from services.encoder.models.generic import EncoderHalf, open_half
 from services.language.__main__ import main
-from services.language.chat import ChatRequest, ChatService
+from services.language.chat import ChatService
 from services.language.completion import Completion
 from services.language.embeddings.gather import Gatherer
 from services.language.embeddings.job import Job
 from services.language.prompt.conversation import MediaSource
+from services.language.request import ChatRequest
 from shared.errors import EpdError, Unavailable
 from shared.identity import MediaItem
 

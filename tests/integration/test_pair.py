@@ -66,6 +66,7 @@ def test_200_scenes_give_the_tokens_of_the_undivided_model(pair: Pair, undivided
             "completion_tokens": len(tokens),
             "total_tokens": len(prompt) + len(tokens),
             "prompt_tokens_details": body["usage"]["prompt_tokens_details"],
+            "completion_tokens_details": {"reasoning_tokens": 0},
         }
 
 

@@ -167,6 +167,9 @@ def test_no_figure_is_left_out() -> None:
         "docs/security.md",
         "docs/models.md",
         "docs/media.md",
+        "docs/console.md",
+        "docs/tools.md",
+        "docs/api.md",
         "CONTRIBUTING.md",
     ],
 )

@@ -23,7 +23,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from examples.scenes import draw, random_scene
 from services.encoder.models.generic import open_half
-from services.encoder.models.patches import Preprocess, preprocess_by
+from services.encoder.models.patches import Patches, preprocess_by
 from shared import products
 from shared.errors import InvalidMedia
 from shared.halves import load_half
@@ -57,7 +57,7 @@ def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
 # ------------------------------------------------------------------------------------------------------------ pictures
 
 
-def fast(processor: Qwen2VLImageProcessorPil) -> Preprocess:
+def fast(processor: Qwen2VLImageProcessorPil) -> Patches:
     """What replaces the processor, which must be there."""
     found = preprocess_by(processor)
     assert found is not None

@@ -22,6 +22,8 @@ from shared.errors import (
 TABLE = {
     "invalid_request": 400,
     "invalid_media": 400,
+    "invalid_api_key": 401,
+    "model_not_found": 404,
     "encoder_unavailable": 503,
     "encoder_failed": 503,
     "encoder_lost": 503,

@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from services.language.models.facts import LanguageFacts
 from services.language.prompt.conversation import Conversation
@@ -148,6 +149,26 @@ def test_pieces_join_to_the_whole_and_never_split_a_character(tokenizer: Any, wo
     pieces = [detokenizer.push(token) for token in ids]
     assert all("\ufffd" not in piece for piece in pieces)
     assert "".join(pieces) + detokenizer.flush() == words
+
+
+@pytest.fixture(scope="module")
+def bytewise() -> Any:
+    """A tokenizer as Llama's and Gemma's are: spaces are marks, and characters that are no tokens are tokens of their bytes."""
+    known = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127))]
+    vocabulary = {token: number for number, token in enumerate(known)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    spaces = decoders.Replace("▁", " ")
+    tokenizer.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+@pytest.mark.parametrize("words", SAMPLES)
+def test_characters_of_single_bytes_are_whole_one_after_the_other(bytewise: Any, words: str) -> None:
+    detokenizer = Detokenizer(bytewise)
+    pieces = [detokenizer.push(token) for token in bytewise.encode(words)]
+    assert "".join(pieces) + detokenizer.flush() == words
+    assert all("\ufffd" not in piece for piece in pieces)
 
 
 def test_a_character_that_stays_incomplete_is_shown_at_the_end(tokenizer: Any) -> None:

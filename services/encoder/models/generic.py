@@ -16,10 +16,12 @@ from torch import Tensor
 from transformers.video_utils import VideoMetadata
 
 from services.encoder.media import Media, Sound, Video
+from services.encoder.models.detail import low_settings
 from services.encoder.models.layouts import Layouts
 from services.encoder.models.patches import preprocess_by
 from services.encoder.models.processor import load_processor
 from shared.checkpoint import count_parameters, pick_device, pick_dtype
+from shared.control import LOW_DETAIL
 from shared.errors import media_errors
 from shared.families import Family, media_token, open_family
 from shared.halves import Sketch, load_half, sketch_half
@@ -111,7 +113,8 @@ class EncoderHalf:
 
     def preprocess(self, media: Media, form: str = "", param: str | None = None) -> MediaItem:
         """The processor's features of one item, on the device, and what stands for it in the prompt. ``num_tokens`` is 0 where
-        only the tower can tell. ``form`` is what the language half's ``forms`` said.
+        only the tower can tell. ``form`` is what the language service asks for, in words: those of the language half's
+        ``forms``, and ``LOW_DETAIL``.
 
         Raises:
             InvalidMedia: the processor cannot take it (too narrow, for example).
@@ -121,21 +124,26 @@ class EncoderHalf:
         item.features = {name: value.to(self.device) for name, value in item.features.items()}
         return item
 
-    def features(self, media: Media, form: str) -> MediaItem:  # noqa: ARG002
+    def low_detail(self) -> dict[str, Any]:
+        """The keyword arguments by which the family's processor looks at a picture in low detail; none where it cannot."""
+        return low_settings(self.processor.image_processor)
+
+    def features(self, media: Media, form: str) -> MediaItem:
         """An item with its features on the CPU.
 
         Raises:
             ValueError: the processor cannot take it.
         """
         if isinstance(media, Image.Image):
+            low = self.low_detail() if LOW_DETAIL in form.split() else {}
             if self._patches is not None:
-                features = self._patches(media)
+                features = self._patches(media, low.get("size"))
                 item = MediaItem("image", 0, features=features)
                 item.grid_thw = grid = _grid(features["image_grid_thw"])
                 item.num_tokens = math.prod(grid) // self.config.vision_config.spatial_merge_size**2
                 return item
             try:
-                return self.processed("image", images=[media])
+                return self.processed("image", images=[media], **low)
             except ValueError as error:
                 width, height = media.size
                 ratio = max(width, height) / min(width, height)

@@ -6,17 +6,14 @@ the floats, and is copied twice from there. Measured on one core for 512x512 pix
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
-
-Preprocess: TypeAlias = Callable[[Image.Image], dict[str, Tensor]]
-"""From one picture to the named tensors that the family's ``get_image_features`` takes, on the CPU."""
 
 _LEVELS = 256
 _COVERED = {
@@ -35,7 +32,7 @@ _COVERED = {
 }
 
 
-def preprocess_by(processor: Any) -> Preprocess | None:
+def preprocess_by(processor: Any) -> Patches | None:
     """What does the work of an image processor faster: ``Patches`` where it covers all that is configured, else None.
 
     The torchvision twin of the processor is left alone: it was measured to be as fast already, and it interpolates otherwise.
@@ -59,7 +56,7 @@ class Patches:
         self._patch: int = processor.patch_size
         self._merge: int = processor.merge_size
         self._temporal: int = processor.temporal_patch_size
-        self._bounds = {"min_pixels": processor.size.shortest_edge, "max_pixels": processor.size.longest_edge}
+        self._bounds = _bounds(processor.size.shortest_edge, processor.size.longest_edge)
         self._tables = self._ask_for_tables(processor)
 
     @staticmethod
@@ -77,14 +74,16 @@ class Patches:
             and not any(getattr(processor, name, None) for name in others)
         )
 
-    def __call__(self, picture: Image.Image) -> dict[str, Tensor]:
-        """``pixel_values``, ``(patches, 3 * temporal * patch * patch)`` float32, and ``image_grid_thw``, ``(1, 3)`` int64.
+    def __call__(self, picture: Image.Image, size: Mapping[str, int] | None = None) -> dict[str, Tensor]:
+        """``pixel_values``, ``(patches, 3 * temporal * patch * patch)`` float32, and ``image_grid_thw``, ``(1, 3)`` int64,
+        both on the CPU. ``size`` has other limits than the processor's, by its own names of them.
 
         Raises:
             ValueError: one side is more than 200 times the other.
         """
         patch, merge = self._patch, self._merge
-        height, width = smart_resize(picture.height, picture.width, factor=patch * merge, **self._bounds)
+        bounds = self._bounds if size is None else _bounds(size["shortest_edge"], size["longest_edge"])
+        height, width = smart_resize(picture.height, picture.width, factor=patch * merge, **bounds)
         bands = self._rgb(picture).resize((width, height), self._resample).split()
         # Pillow's look-up from bytes to floats takes a list for one band at a time, and is several times faster than indexing.
         levels = [np.asarray(band.point(table, "F")) for band, table in zip(bands, self._tables, strict=True)]
@@ -110,3 +109,8 @@ class Patches:
         table = values.view(_LEVELS, self._merge**2, 3, self._temporal, self._patch**2)[:, 0, :, 0, 0]
         result: list[list[float]] = table.T.tolist()
         return result
+
+
+def _bounds(shortest: int, longest: int) -> dict[str, int]:
+    """Areas, which transformers keeps under the names of edges."""
+    return {"min_pixels": shortest, "max_pixels": longest}

@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractContextManager, aclosing
-from typing import Any, Protocol, cast
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from fastapi import Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from starlette.types import Scope
 
-from services.language.api.schemas import (
+from services.language.api.answering import Answering
+from services.language.api.responses import (
+    AnsweredCall,
     AnswerMessage,
+    CalledFunction,
+    CallPart,
     ChatCompletion,
     ChatCompletionChunk,
-    ChatCompletionRequest,
     Choice,
     ChoiceLogprobs,
     ChunkChoice,
     Delta,
-    PromptTokensDetails,
+    FunctionPart,
+    Timings,
     TokenLogprob,
     TopLogprob,
     Usage,
+    timings_of,
+    usage_of,
 )
-from services.language.api.sse import DONE, event
-from services.language.chat import ChatRequest
-from services.language.completion import Completion, Piece
-from services.language.engine.interface import FinishReason, Step
-from shared.errors import body_of, from_exception
-from shared.telemetry import get_logger, log_failure
-
-_log = get_logger("api")
+from services.language.api.schemas import ChatCompletionRequest
+from services.language.api.sse import event
+from services.language.chat import Prepared
+from services.language.completion import Completion, FinishReason, Piece
+from services.language.deadline import Deadline
+from services.language.engine.interface import Step
+from services.language.output.format import CallDelta
+from services.language.request import ChatRequest
+from services.language.timeline import Timeline
 
 _TEXT = "\u2063the text of a chunk\u2063"  # stands for it in the frame that chunks are cut from
 
@@ -51,6 +57,10 @@ class Chat(Protocol):
     def tokenizer(self) -> Any:
         """The checkpoint's tokenizer."""
 
+    @property
+    def fingerprint(self) -> str:
+        """What answers depend on besides the request."""
+
     def admitted(self) -> AbstractContextManager[None]:
         """A place among the requests that are being prepared.
 
@@ -61,87 +71,101 @@ class Chat(Protocol):
     async def start(self, request: ChatRequest) -> list[Completion]:
         """Returns when the engine has taken the request; one completion an answer."""
 
+    async def render(self, request: ChatRequest) -> Prepared:
+        """What the engine would get for the request."""
 
-class Answer:
+    async def tokenize(self, request: ChatRequest) -> list[int]:
+        """The tokens of the request's prompt, with one placeholder a media item."""
+
+    async def detokenize(self, token_ids: Sequence[int], deadline: Deadline) -> str:
+        """The text of tokens, by the ``deadline``."""
+
+
+class Answer(Answering):
     """One answer, whole or streamed, under one id."""
 
-    def __init__(self, chat: Chat, model_name: str, body: ChatCompletionRequest, scope: Scope) -> None:
+    def __init__(self, chat: Chat, model_name: str, body: ChatCompletionRequest, scope: Scope, keepalive: float) -> None:
+        super().__init__(scope, keepalive)
         self._chat = chat
-        self._scope = scope
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._model = model_name
         self._with_usage = body.stream_options is not None and body.stream_options.include_usage
         self._with_ids = body.return_token_ids
         self._with_logprobs = body.logprobs
+        self._with_reasoning = body.include_reasoning
+        self._with_timings = body.return_timings
         self._created = int(time.time())
         self._frames: dict[int, tuple[bytes, bytes]] = {}
+        self._timeline = Timeline()
 
     async def whole(self, call: ChatRequest) -> Response:
         """The complete answer."""
         completions = await self._chat.start(call)
-        pieces: list[list[Piece]] = [[] for _ in completions]
-        async with aclosing(merge(completions)) as merged:
-            async for index, piece in merged:
-                pieces[index].append(piece)
+        pieces = await self.collected(completions)
         answer = ChatCompletion(
             id=self._id,
             created=self._created,
             model=self._model,
+            system_fingerprint=self._chat.fingerprint,
             choices=[self._choice(index, of_one) for index, of_one in enumerate(pieces)],
             usage=usage_of(completions),
-            prompt_token_ids=completions[0].prompt_token_ids if self._with_ids else None,
+            prompt_token_ids=completions[0].prompt.token_ids if self._with_ids else None,
+            timings=self._timings(call.timeline, completions),
         )
-        return JSONResponse(answer.model_dump(exclude=None if self._with_ids else {"prompt_token_ids"}))
+        unasked = {"prompt_token_ids": not self._with_ids, "timings": not self._with_timings}
+        return JSONResponse(answer.model_dump(exclude={name for name, unwanted in unasked.items() if unwanted}))
 
     def _choice(self, index: int, pieces: Sequence[Piece]) -> Choice:
         reason = pieces[-1].finish_reason
         assert reason is not None
         steps = [step for piece in pieces for step in piece.steps]
+        calls = calls_of(delta for piece in pieces for delta in piece.calls)
+        content = "".join(piece.text for piece in pieces)
+        reasoning = "".join(piece.reasoning for piece in pieces) if self._with_reasoning else ""
         return Choice(
             index=index,
-            message=AnswerMessage(content="".join(piece.text for piece in pieces)),
+            message=AnswerMessage(
+                content=content or (None if calls else ""),
+                reasoning_content=reasoning or None,
+                tool_calls=calls or None,
+            ),
             finish_reason=reason,
             logprobs=self._logprobs(steps),
             token_ids=[step.token_id for step in steps] if self._with_ids else None,
         )
 
+    def _timings(self, timeline: Timeline, completions: Sequence[Completion]) -> Timings | None:
+        return timings_of(timeline, completions[0]) if self._with_timings else None
+
     async def stream(self, call: ChatRequest) -> Response:
         """A response that streams; returned only when the first token is there."""
         completions = await self._chat.start(call)
-        merged = merge(completions)
-        try:
-            first = await anext(merged)
-        except BaseException:
-            await merged.aclose()
-            raise
-        events = self._events(completions, first, merged)
-        return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        self._timeline = call.timeline
+        return await self.streamed(completions)
 
-    async def _events(self, completions: Sequence[Completion], first: tuple[int, Piece], rest: Merged) -> AsyncIterator[bytes]:
-        async with aclosing(rest):
-            try:
-                for index in range(len(completions)):
-                    yield self._chunk(index, Delta(role="assistant", content=""))
-                for chunk in self._chunks(*first):
-                    yield chunk
-                async for index, piece in rest:
-                    for chunk in self._chunks(index, piece):
-                        yield chunk
-            except Exception as cause:
-                # The status is sent already: the stream says what happened, and ends without [DONE].
-                error = from_exception(cause)
-                self._scope["epd_code"] = error.code
-                log_failure(_log, error, cause)
-                yield event(body_of(error))
-                return
-        if self._with_usage:
-            usage = usage_of(completions)
-            yield event(ChatCompletionChunk(id=self._id, created=self._created, model=self._model, choices=[], usage=usage))
-        yield DONE
+    def opening(self, completions: Sequence[Completion]) -> Iterable[bytes]:
+        for index in range(len(completions)):
+            yield self._chunk(index, Delta(role="assistant", content=""))
 
-    def _chunks(self, index: int, piece: Piece) -> Iterable[bytes]:
-        if self._with_ids or self._with_logprobs:
-            yield self._chunk(index, Delta(content=piece.text), steps=piece.steps)
+    def closing(self, completions: Sequence[Completion]) -> Iterable[bytes]:
+        usage = usage_of(completions) if self._with_usage else None
+        timings = self._timings(self._timeline, completions)
+        if usage is not None or timings is not None:
+            yield self._event([], usage, timings)
+
+    def chunks(self, index: int, piece: Piece) -> Iterable[bytes]:
+        reasoning = piece.reasoning if self._with_reasoning else ""
+        if self._with_ids or self._with_logprobs or reasoning or piece.calls:
+            # Steps go with the first of what they bring; where that is nothing yet, they still are told.
+            steps = piece.steps
+            if reasoning:
+                yield self._chunk(index, Delta(reasoning_content=reasoning), steps=steps)
+                steps = ()
+            if piece.text or (steps and not piece.calls):
+                yield self._chunk(index, Delta(content=piece.text), steps=steps)
+                steps = ()
+            if piece.calls:
+                yield self._chunk(index, Delta(tool_calls=[part_of(call) for call in piece.calls]), steps=steps)
         elif piece.text:
             yield self._text(index, piece.text)
         if piece.finish_reason is not None:
@@ -155,9 +179,21 @@ class Answer:
             logprobs=self._logprobs(steps),
             token_ids=[step.token_id for step in steps] if self._with_ids and steps else None,
         )
-        chunk = ChatCompletionChunk(id=self._id, created=self._created, model=self._model, choices=[choice])
+        return self._event([choice])
+
+    def _event(self, choices: list[ChunkChoice], usage: Usage | None = None, timings: Timings | None = None) -> bytes:
+        chunk = ChatCompletionChunk(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            system_fingerprint=self._chat.fingerprint,
+            choices=choices,
+            usage=usage,
+            timings=timings,
+        )
         # With usage asked for, every chunk has the field, null but in the last one.
-        return event(chunk, exclude=None if self._with_usage else {"usage"})
+        unwanted = {"usage"} if not self._with_usage else set()
+        return event(chunk, unwanted if timings is not None else unwanted | {"timings"})
 
     def _text(self, index: int, text: str) -> bytes:
         """A chunk of nothing but text. All of an answer's are alike but for it, so they are cut from one."""
@@ -187,55 +223,18 @@ class Answer:
         return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
 
 
-class Merged(Protocol):
-    """Pieces of several completions as they come; closing it cancels them all."""
-
-    def __aiter__(self) -> Merged: ...
-    async def __anext__(self) -> tuple[int, Piece]: ...
-    async def aclose(self) -> None: ...
+def part_of(call: CallDelta) -> CallPart:
+    """More of a call, as an event says it."""
+    function = FunctionPart(name=call.name, arguments=call.arguments)
+    return CallPart(index=call.index, id=call.id, type=None if call.id is None else "function", function=function)
 
 
-async def _numbered(index: int, completion: Completion) -> AsyncIterator[tuple[int, Piece]]:
-    async with aclosing(completion.pieces()) as pieces:  # type: ignore[type-var]
-        async for piece in pieces:
-            yield index, piece
-
-
-def merge(completions: Sequence[Completion]) -> Merged:
-    """The pieces of all completions, each with its index, in the order in which they come."""
-    streams: Any = [_numbered(index, completion) for index, completion in enumerate(completions)]
-    merged: Any = streams[0] if len(streams) == 1 else _merged(streams)
-    return cast(Merged, merged)
-
-
-async def _merged(streams: list[Any]) -> AsyncIterator[tuple[int, Piece]]:
-    waiting = {asyncio.ensure_future(anext(stream)): stream for stream in streams}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for future in done:
-                stream = waiting.pop(future)
-                try:
-                    yield future.result()
-                except StopAsyncIteration:
-                    continue
-                waiting[asyncio.ensure_future(anext(stream))] = stream
-    finally:
-        for future in waiting:
-            future.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        for stream in streams:
-            await stream.aclose()
-
-
-def usage_of(completions: Sequence[Completion]) -> Usage:
-    """Counts so far; the prompt counts once, however many answers it has."""
-    prompt = len(completions[0].prompt_token_ids)
-    answer = sum(completion.completion_tokens for completion in completions)
-    cached = completions[0].cached_tokens
-    return Usage(
-        prompt_tokens=prompt,
-        completion_tokens=answer,
-        total_tokens=prompt + answer,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
-    )
+def calls_of(deltas: Iterable[CallDelta]) -> list[AnsweredCall]:
+    """Whole calls, of the parts in which they came."""
+    calls: dict[int, AnsweredCall] = {}
+    for delta in deltas:
+        if delta.index not in calls:
+            function = CalledFunction(name=delta.name or "", arguments="")
+            calls[delta.index] = AnsweredCall(id=delta.id or "", function=function)
+        calls[delta.index].function.arguments += delta.arguments
+    return list(calls.values())

@@ -9,7 +9,7 @@ from services.language.embeddings.pool import EncoderPool
 from shared.control import Registration
 from shared.errors import InvalidRequest
 from shared.guard import guarded
-from shared.http import ERROR_RESPONSES
+from shared.openapi import failures
 from shared.seam import Seam
 
 
@@ -26,13 +26,16 @@ def install_encoder_routes(app: FastAPI, seam: Seam) -> None:
 
     control = guarded(check)
 
-    @app.get("/v1/encoders", summary="State, load, last sign of life and failures of each encoder")
+    @app.get("/v1/encoders", tags=["encoders"], summary="State, load, last sign of life and failures of each encoder")
     async def encoders() -> EncoderList:
         pool: EncoderPool = app.state.pool
         return EncoderList(data=pool.describe())
 
     @control.post(
-        "/v1/encoders", summary="Register an encoder; it says so again every second", responses={400: ERROR_RESPONSES[400]}
+        "/v1/encoders",
+        tags=["encoders"],
+        summary="Register an encoder; it says so again every second",
+        responses=failures(InvalidRequest, invalid_request="The encoder at http://encoder:8001 is refused: another model."),
     )
     async def register(registration: Registration) -> dict[str, str]:
         pool: EncoderPool = app.state.pool

@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, ValidationError, model_validator
+from pydantic_core import PydanticCustomError, from_json
 
 from shared.dataurl import is_data_url
+from shared.http import check_json
 from shared.identity import Modality
+
+
+def wrong(param: str, text: str) -> ValidationError:
+    """What a validator of a whole raises to blame one of its fields."""
+    return ValidationError.from_exception_data(
+        param, [{"type": PydanticCustomError("value_error", "{text}", {"text": text}), "loc": (param,), "input": None}]
+    )
+
+
+def json_of(text: str) -> Any:
+    """What JSON in a text of a request says, which for the check of the whole body was one value.
+
+    Raises:
+        ValueError: it is none, or holds too many values.
+    """
+    check_json(text.encode())
+    return from_json(text, allow_inf_nan=False)
+
+
+def by_form(*forms: str) -> Discriminator:
+    """Chooses among the members of a union, whose tags are ``forms``, by what form a value has: ``(object)``, ``(list)``,
+    ``(bool)``, else ``(text)``. Where that is none of them, the first is told what is wrong with it."""
+
+    def form(value: object) -> str:
+        kinds = ((dict | BaseModel, "(object)"), (list, "(list)"), (bool, "(bool)"))
+        found = next((name for kind, name in kinds if isinstance(value, kind)), "(text)")
+        return found if found in forms else forms[0]
+
+    return Discriminator(form)
 
 
 class RequestModel(BaseModel):
@@ -20,9 +51,11 @@ Url = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
 class MediaUrl(RequestModel):
-    """Where a video or a sound is: ``url`` is a data, http or https URL. A string is its short form."""
+    """Where a video or a sound is. A string is its short form."""
 
-    url: Url
+    model_config = ConfigDict(json_schema_extra={"type": ["object", "string"]})
+
+    url: Url = Field(description="A data, http or https URL.")
 
     @model_validator(mode="before")
     @classmethod

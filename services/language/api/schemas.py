@@ -1,61 +1,38 @@
 """OpenAI's chat-completions schema, as far as it is served.
 
-One rule for fields: those that are unknown are ignored; those that are known, change the answer, and are not served yet are
-refused with ``invalid_request`` rather than silently left out.
+One rule for fields: those that are unknown are ignored; those that are known, change the answer, and are not served are refused
+with ``invalid_request`` rather than silently left out.
 """
 
 from __future__ import annotations
 
-import time
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationInfo,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, Tag, ValidationInfo, field_validator, model_validator
 
-from services.language.api.parts import Part, RequestModel
+from services.language.api.messages import Message, NamedTool, ResponseFormat, ToolDefinition, choice_of
+from services.language.api.parts import by_form, wrong
+from services.language.api.sampling import UNSERVED_SAMPLING, SamplingFields, TokenId, Unserved, refuse_unserved
+from services.language.output.format import AnswerFormat, ToolChoice
 
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-
-
-class Message(RequestModel):
-    """One message; media parts are for users."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[Part], Field(max_length=1024)] | None = None
-
-    @model_validator(mode="after")
-    def _check_content(self) -> Self:
-        if self.content is None and self.role != "assistant":
-            raise ValueError(f"a message of role {self.role} needs content")
-        if self.role != "user" and isinstance(self.content, list) and any(part.type != "text" for part in self.content):
-            raise ValueError(f"a message of role {self.role} takes text only")
-        return self
-
-
-class StreamOptions(RequestModel):
-    include_usage: bool = False
-
-
-_UNSERVED: dict[str, tuple[object, ...]] = {
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
+UNSERVED: Unserved = {
     "audio": (),
     "modalities": (["text"],),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "web_search_options": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "chat_template": (),
+    "documents": ([],),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    **UNSERVED_SAMPLING,
 }
-"""Known fields that are not served, with the values that ask for nothing."""
 
 
-class ChatCompletionRequest(RequestModel):
+class ChatCompletionRequest(SamplingFields):
     """Body of ``POST /v1/chat/completions``."""
 
     model_config = ConfigDict(
@@ -78,50 +55,52 @@ class ChatCompletionRequest(RequestModel):
         },
     )
 
-    # Beyond OpenAI's, and before what depends on it: the prompt's tokens. Of the messages only the media count then.
-    prompt_token_ids: list[TokenId] | None = Field(None, min_length=1, max_length=2**20)
-    messages: list[Message] = Field(max_length=4096)
-    model: str | None = None
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list, max_length=4)
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    n: int = Field(1, ge=1, le=16)
-    logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=20)
-    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=1024)
-    presence_penalty: float = Field(0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    # Beyond OpenAI's, as vLLM has them.
-    top_k: int = Field(0, ge=-1, lt=2**31)
-    min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0, le=10)
-    min_tokens: int = Field(0, ge=0, lt=2**31)
-    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=64)
-    ignore_eos: bool = False
-    return_token_ids: bool = False
-    # A hash for each media item, or null: equal ones of one caller stand for equal items.
-    mm_hashes: list[str | None] | None = Field(None, max_length=4096)
+    # Before what depends on it.
+    prompt_token_ids: list[TokenId] | None = Field(
+        None, min_length=1, max_length=2**20, description="The prompt's tokens. Of the messages only the media count then."
+    )
+    messages: list[Message] = Field(max_length=4096, description="The conversation so far.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="The newer name of max_tokens.")
+    logprobs: bool = Field(False, description="Also answer with the log-probability of each token.")
+    top_logprobs: int = Field(0, ge=0, le=20, description="And with those of so many of the likeliest tokens beside it.")
+    response_format: ResponseFormat | None = Field(None, description="The form that the answer must have.")
+    tools: list[ToolDefinition] = Field(default_factory=list, max_length=128, description="What the answer may call.")
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("(text)")] | Annotated[NamedTool, Tag("(object)")],
+            by_form("(text)", "(object)"),
+        ]
+        | None
+    ) = Field(None, description="Whether it calls, and what; auto where there are tools.")
+    parallel_tool_calls: bool = Field(True, description="False for at most one call in an answer.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="Told to the chat template; none also asks it for no reasoning."
+    )
+    # Beyond OpenAI's.
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, max_length=64, description="Variables for the checkpoint's chat template."
+    )
+    add_generation_prompt: bool = Field(True, description="End the prompt with the beginning of an answer.")
+    continue_final_message: bool = Field(False, description="Go on with the last message, instead of answering it.")
+    include_reasoning: bool = Field(True, description="Answer with what the model thought, too.")
+    return_timings: bool = Field(False, description="Answer with where the time went, too.")
+    mm_hashes: list[str | None] | None = Field(
+        None,
+        max_length=4096,
+        description="A hash for each media item, or null: equal ones of one caller stand for equal items.",
+    )
+
+    _inline: Mapping[str, memoryview] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
     def _normalize(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        for name, harmless in _UNSERVED.items():
-            if values.get(name) is not None and values[name] not in harmless:
-                raise ValueError(f"{name} is not supported by this server")
-        # OpenAI's clients send null for what they leave out.
-        present = {name: value for name, value in values.items() if value is not None}
-        if isinstance(present.get("stop"), str):
-            present["stop"] = [present["stop"]]
-        if "prompt_token_ids" in present:
-            present.setdefault("messages", [])
-        return present
+        refuse_unserved(values, UNSERVED)
+        if values.get("prompt_token_ids") is not None:
+            return {"messages": []} | values
+        return values
 
     @field_validator("messages")
     @classmethod
@@ -131,111 +110,56 @@ class ChatCompletionRequest(RequestModel):
         return messages
 
     @model_validator(mode="after")
-    def _check_logprobs(self) -> Self:
+    def _check_together(self) -> Self:
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs to be true")
+            raise wrong("top_logprobs", "top_logprobs needs logprobs to be true")
+        if self.continue_final_message and "add_generation_prompt" in self.model_fields_set and self.add_generation_prompt:
+            raise wrong("continue_final_message", "it and add_generation_prompt exclude each other")
+        names = [tool.function.name for tool in self.tools]
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise wrong("tools", f"there are two functions named {repeated.pop()}")
+        if self.tool_choice == "required" and not names:
+            raise wrong("tool_choice", "required needs tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise wrong("tool_choice", f"{self.tool_choice.function.name} is none of the tools")
+        if self.response_format is not None and self.response_format.type != "text" and self.structured_outputs is not None:
+            raise wrong("structured_outputs", "it and response_format exclude each other")
         return self
+
+    def with_inline(self, inline: Mapping[str, memoryview]) -> Self:
+        """The same request, some of whose URLs stand for longer ones, as bytes: those of ``inline``."""
+        body = self.model_copy()
+        body._inline = inline
+        return body
+
+    def inline(self, url: str) -> memoryview | None:
+        """The longer data URL that ``url`` stands for, if it does."""
+        return self._inline.get(url)
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens that the caller wants."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
+    @property
+    def alternatives(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
 
-class PromptTokensDetails(BaseModel):
-    cached_tokens: int = 0
+    def answer_format(self) -> AnswerFormat | None:
+        """The form that the answer must have; None for any."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.answer_format()
+        return None if self.response_format is None else self.response_format.answer_format()
 
+    def choice(self) -> ToolChoice:
+        """Which tools are to be called."""
+        return choice_of(self.tool_choice, self.parallel_tool_calls)
 
-class Usage(BaseModel):
-    """Token counts; a media item counts as many prompt tokens as it takes in the model's context."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
-
-
-class AnswerMessage(BaseModel):
-    role: Literal["assistant"] = "assistant"
-    content: str
-
-
-class TopLogprob(BaseModel):
-    """A token's text, its bytes, and the natural logarithm of its probability before any sampling parameter is applied."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenLogprob(TopLogprob):
-    top_logprobs: list[TopLogprob]
-
-
-class ChoiceLogprobs(BaseModel):
-    content: list[TokenLogprob]
-    refusal: None = None
-
-
-class _WithTokenIds(BaseModel):
-    """``token_ids`` is there only where it was asked for (``return_token_ids``)."""
-
-    logprobs: ChoiceLogprobs | None = None
-    token_ids: list[int] | None = None
-
-    @model_serializer(mode="wrap")
-    def _leave_out_what_was_not_asked_for(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = handler(self)
-        if self.token_ids is None:
-            del fields["token_ids"]
-        return fields
-
-
-class Choice(_WithTokenIds):
-    index: int = 0
-    message: AnswerMessage
-    finish_reason: Literal["stop", "length"]
-
-
-class ChatCompletion(BaseModel):
-    """Answer of ``POST /v1/chat/completions``."""
-
-    prompt_token_ids: list[int] | None = None
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int = Field(default_factory=lambda: int(time.time()))
-    model: str
-    choices: list[Choice]
-    usage: Usage
-
-
-class Delta(BaseModel):
-    """What one event adds; fields that it does not add are absent, as OpenAI has it."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-    @model_serializer(mode="wrap")
-    def _only_what_is_there(self, handler: SerializerFunctionWrapHandler) -> dict[str, str]:
-        return {name: value for name, value in handler(self).items() if value is not None}
-
-
-class ChunkChoice(_WithTokenIds):
-    index: int = 0
-    delta: Delta
-    finish_reason: Literal["stop", "length"] | None = None
-
-
-class ChatCompletionChunk(BaseModel):
-    """One event of a streamed answer."""
-
-    id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: Usage | None = None
+    def template_kwargs(self) -> dict[str, Any]:
+        """Variables for the chat template. Families have different names for whether there is to be any reasoning."""
+        if self.reasoning_effort is None:
+            return self.chat_template_kwargs
+        quiet = {"enable_thinking": False, "thinking": False} if self.reasoning_effort == "none" else {}
+        return {"reasoning_effort": self.reasoning_effort} | quiet | self.chat_template_kwargs
 
 
 class ModelCard(BaseModel):

@@ -72,7 +72,7 @@ class Assembler:
                 raise EmbeddingIncompatible(f"Tensor {name} of item {header.item} has values that are not finite.")
         item.embeds = tensors.pop("embeds")
         item.deepstack = tuple(tensors.values())
-        item.timings = dict(header.timings)
+        item.timings, item.encoder_id = dict(header.timings), header.encoder_id
         item.set_hash(header.content_hash)
         return item
 

@@ -63,7 +63,7 @@ class Dispatcher:
                 timeout=self._subscribe_timeout,
                 allow_redirects=False,
             ) as response:
-                content = await _content(response)
+                content = await content_of(response)
                 if response.status == HTTPStatus.BAD_REQUEST:
                     raise Refused(f"it refuses this service: {_told(content)}")
                 response.raise_for_status()
@@ -97,7 +97,7 @@ class Dispatcher:
                 f"{base_url}/encode", data=body_of(call, media), headers=headers, allow_redirects=False
             ) as response:
                 status, told = response.status, response.headers.get("retry-after")
-                content = await _content(response)
+                content = await content_of(response)
         except Exception as error:
             # Not aiohttp.ClientError only: what lies beneath it raises other things when a peer dies while it is connected to.
             raise ConnectionBroke(f"The connection to the encoder at {base_url} broke ({type(error).__name__}).") from error
@@ -109,7 +109,7 @@ class Dispatcher:
         raise meaning_of(status, content, told, base_url)
 
 
-async def _content(response: aiohttp.ClientResponse) -> bytes:
+async def content_of(response: aiohttp.ClientResponse) -> bytes:
     """The body of an answer. Of one that is longer than any of an encoder's, only so much that it makes no sense."""
     content = bytearray()
     while len(content) <= _MAX_ANSWER and (piece := await response.content.readany()):

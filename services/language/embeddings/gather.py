@@ -14,6 +14,7 @@ from services.language.embeddings.failover import Failover
 from services.language.embeddings.job import Job
 from services.language.embeddings.receiver import Holding, Receiver
 from services.language.prompt.conversation import MediaSource
+from services.language.timeline import Timeline
 from shared.errors import EmbeddingTimeout, EncoderOverloaded, EpdError, InvalidMedia
 from shared.flight import Flight, FlightLost
 from shared.identity import MediaItem
@@ -67,9 +68,10 @@ class Gatherer:
         deadline: Deadline,
         forwarded: Mapping[str, str],
         holding: Holding,
+        timeline: Timeline | None = None,
     ) -> list[MediaItem]:
         """Verified items in the order of ``media``; none for none. Their embeddings are not to be written to: others have the
-        same.
+        same. ``timeline`` is told of each.
 
         Raises:
             InvalidMedia, InvalidRequest: the client's media is at fault, or needs more than ``token_budget`` tokens.
@@ -84,7 +86,8 @@ class Gatherer:
             with self._tracer.span("embeddings", items=len(media)) as span:
                 job = Job(wire_id, media, token_budget, deadline, forwarded, holding, self._cache)
                 job.items.update(self._cache.find_all(media))
-                span.set(cached=len(job.items))
+                cached = frozenset(job.items)
+                span.set(cached=len(cached))
                 job.check_tokens()
                 try:
                     if job.missing:
@@ -92,6 +95,8 @@ class Gatherer:
                 finally:
                     span.set(attempts=next(job.numbers))  # the number of the one that would come next
                 job.check_tokens()
+            if timeline is not None:
+                timeline.items = job.times(cached)
             code = "ok"
             return [job.items[source.index] for source in media]
         except Exception as error:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.language.deadline import Deadline
 from services.language.embeddings.cache import EmbeddingCache
 from services.language.embeddings.receiver import Holding
 from services.language.prompt.conversation import MediaSource
+from services.language.timeline import ItemTime, Source
 from shared.errors import EmbeddingIncompatible, InvalidMedia, InvalidRequest
 from shared.flight import Flight
 from shared.identity import MediaItem
@@ -23,7 +25,8 @@ class Job:
     """``items`` are those that arrived and verified, by index: from the cache, from whichever attempt, or from another request.
 
     ``wire_id`` is what its messages are known by; ``forwarded`` are headers that encoders get to see. ``flights`` are those of
-    the items that it asks for, by index; others may wait for them.
+    the items that it asks for, by index; others may wait for them. ``elapsed`` is how many seconds after the job's ``began``
+    each of them was there.
     """
 
     wire_id: str
@@ -36,6 +39,8 @@ class Job:
     items: dict[int, MediaItem] = field(default_factory=dict)
     flights: dict[int, Flight[MediaItem]] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)
+    began: float = field(default_factory=time.perf_counter)
+    elapsed: dict[int, float] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[MediaSource]:
@@ -67,9 +72,25 @@ class Job:
         source = self.media[index]
         check_own(source, item)
         self.items[index] = item
+        self.elapsed[index] = time.perf_counter() - self.began
         self.cache.keep(source, item)
         if index in self.flights:
             self.flights[index].land(item)
+
+    def times(self, cached: Container[int]) -> list[ItemTime]:
+        """Where each item came from, and where its time went; those in ``cached`` were here before."""
+        found = []
+        for source in self.media:
+            index, item = source.index, self.items[source.index]
+            if index not in self.elapsed:
+                known: Source = "language" if index in cached else "shared"
+                found.append(ItemTime(index, item.modality, item.prompt_tokens, known))
+                continue
+            spent = dict(item.timings)
+            wire = max(0.0, self.elapsed[index] - sum(spent.values()))
+            whence: Source = "computed" if "tower" in spent else "encoder"
+            found.append(ItemTime(index, item.modality, item.prompt_tokens, whence, item.encoder_id, spent, wire))
+        return found
 
     def given_up(self, source: MediaSource, error: BaseException) -> None:
         """Ends the flight of an item that does not come, since the request ends with ``error``. Equal bytes are equally bad;

@@ -65,12 +65,17 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence to generate, within ``timeout`` seconds if given; past it the stream raises ``EngineOverloaded``."""
+    """One sequence to generate, within ``timeout`` seconds if given; past it the stream raises ``EngineOverloaded``.
+
+    ``grammar`` is what the whole answer has to match, in llguidance's Lark. No token that it forbids is chosen, whatever
+    ``sampling`` says; the answer ends with "stop" where it allows nothing more, and ends of it count only where it allows them.
+    """
 
     request_id: str
     prompt: Prompt
     sampling: Sampling
     timeout: float | None = None
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +90,15 @@ class TokenLogprobs:
 class Step:
     """One generated token; the last one carries the reason why it is the last.
 
-    ``cached_tokens`` counts the prompt's tokens that needed no computation; it is told with the first token.
+    ``cached_tokens`` counts the prompt's tokens that needed no computation, and ``queue_seconds`` is the time from the
+    request's arrival to the first computation for it; both are told with the first token.
     """
 
     token_id: int
     finish_reason: FinishReason | None = None
     logprobs: TokenLogprobs | None = None
     cached_tokens: int = 0
+    queue_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from services.language.output.format import Tool
 from shared.identity import Modality
 
 
@@ -15,7 +16,9 @@ class MediaSource:
     request.
 
     ``param`` is its place in the request, for error messages. ``digest`` is that of the data; ``supplied`` is the content hash
-    that stands for what the caller supplied as one. ``form`` is how the family wants it prepared, where there is a choice.
+    that stands for what the caller supplied as one. ``form`` is how it is to be prepared, where there is a choice: what the
+    family wants, and what ``detail`` (OpenAI's: auto, low or high) asks for. ``inline`` is the data URL that ``url`` stands
+    for, where it was too long for a text.
     """
 
     index: int
@@ -26,6 +29,8 @@ class MediaSource:
     digest: str | None = None
     supplied: str | None = None
     form: str = ""
+    detail: str = "auto"
+    inline: memoryview | None = None
 
     @property
     def identity(self) -> str | None:
@@ -41,22 +46,56 @@ class MediaSource:
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """``messages`` have the form that chat templates read; the n-th media part of theirs is ``media[n]``. ``template`` is taken
-    in place of the checkpoint's own."""
+    in place of the checkpoint's own, and gets ``tools`` and ``kwargs`` too.
+
+    A message has ``role`` and ``content`` (text, parts or None), and may have ``name``, ``reasoning_content``, ``tool_call_id``
+    and ``tool_calls``: OpenAI's objects, but with ``arguments`` as an object and not as its JSON text. With
+    ``continue_final_message`` the prompt ends where the last message does, so that the answer goes on with it.
+    """
 
     messages: list[dict[str, Any]]
     media: tuple[MediaSource, ...] = ()
     template: str | None = None
+    tools: tuple[Tool, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     @property
     def kinds(self) -> list[Modality]:
         """What kind each media item is of, in order."""
         return [source.modality for source in self.media]
 
+    @property
+    def continued(self) -> str:
+        """The text that an answer goes on with; empty where it begins a message of its own."""
+        content = self.messages[-1]["content"] if self.continue_final_message and self.messages else ""
+        return content if isinstance(content, str) else "".join(part.get("text", "") for part in content or ())
+
     def texts(self) -> Iterator[str]:
-        """Every piece of text that somebody wrote."""
+        """Every piece of text that somebody wrote, wherever the template may put it."""
         for message in self.messages:
             content = message["content"]
             if isinstance(content, str):
                 yield content
-            else:
+            elif content is not None:
                 yield from (part["text"] for part in content if part["type"] == "text")
+            yield from _strings({key: value for key, value in message.items() if key not in ("role", "content")})
+        for tool in self.tools:
+            yield from (tool.name, tool.description or "")
+            yield from _strings(tool.parameters)
+        yield from _strings(self.kwargs)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """The strings in what JSON can hold, names of fields included."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            waiting.extend(value.keys())
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple):
+            waiting.extend(value)

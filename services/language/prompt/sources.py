@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.language.prompt.conversation import MediaSource
+from shared.control import LOW_DETAIL
 from shared.dataurl import decode_data_url, is_data_url
 from shared.errors import InvalidRequest
 from shared.identity import ContentHasher
@@ -23,18 +24,20 @@ def prepare_sources(
 ) -> list[MediaSource]:
     """Data URLs become raw bytes, so that they cross to the encoder as they are; other URLs stay. ``supplied`` are the hashes
     that the ``tenant`` supplied, one for each item or none at all. Equal bytes are other items where they are to be prepared in
-    another of ``forms``. Hashes, so not for the event loop.
+    another of ``forms``, or in another detail. Hashes, so not for the event loop.
 
     Raises:
         InvalidMedia: a data URL is broken, empty or too large.
         InvalidRequest: a supplied hash is malformed.
     """
     prepared = []
-    for source, form, value in zip(media, forms, supplied or [None] * len(media), strict=True):
+    for source, wanted, value in zip(media, forms, supplied or [None] * len(media), strict=True):
+        form = f"{wanted} {LOW_DETAIL}".strip() if source.detail == LOW_DETAIL else wanted
         kind = f"{source.modality}/{form}" if form else source.modality
         named = _named(source, value, f"{kind}|{tenant}", hasher)
         if source.url is not None and is_data_url(source.url):
-            source = replace(source, url=None, data=decode_data_url(source.url, max_bytes, source.param))
+            data = decode_data_url(source.inline or source.url, max_bytes, source.param)
+            source = replace(source, url=None, inline=None, data=data)
         if named is not None:
             source = replace(source, supplied=named)
         elif source.data is not None:

@@ -28,6 +28,8 @@ class Choice:
     """Whether the parts are containers of this machine's Docker engine."""
     secret_file: Path | None = None
     """The deployment secret, where encoders need a token."""
+    api_key: str | None = None
+    """A key of the API, where the server asks for one."""
     logs: Path = Path("build/loadtest")
     """Folder for the logs of what is started."""
     helper_image: str = "epd-loadtest"
@@ -43,7 +45,7 @@ def open_deployment(scenario: Scenario, choice: Choice) -> Deployment:
     if choice.docker or choice.compose_project:
         return ComposeProject(choice.compose_project, choice.target, choice.secret_file, choice.helper_image)
     if choice.target is not None:
-        return RemoteDeployment(choice.target, choice.encoders, choice.secret_file)
+        return RemoteDeployment(choice.target, choice.encoders, choice.secret_file, choice.api_key)
     if choice.encoders:
         raise CannotDo("--encoder is of no use without --target: a pair of this tool's own knows its encoders")
     return LocalPair(scenario, choice.logs)

@@ -18,11 +18,14 @@ class RemoteDeployment(Deployment):
     Faults can be aimed at these, ``parts``; ``encoders`` are none unless the server says that these are all that it has.
     """
 
-    def __init__(self, target: str, encoders: tuple[str, ...] = (), secret_file: Path | None = None) -> None:
+    def __init__(
+        self, target: str, encoders: tuple[str, ...] = (), secret_file: Path | None = None, api_key: str | None = None
+    ) -> None:
         super().__init__()
         self.url = target
         self._addresses = {f"encoder-{number}": url for number, url in enumerate(encoders, 1)}
         self._secret_file = secret_file
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self.encoders = self.parts = tuple(self._addresses)
 
     def __enter__(self) -> Self:
@@ -35,7 +38,8 @@ class RemoteDeployment(Deployment):
     def _listed(self) -> int | None:
         """How many encoders the server says it has; None where it does not say."""
         try:
-            return len(self._http.get(f"{self.url}/v1/encoders").raise_for_status().json()["data"])
+            answer = self._http.get(f"{self.url}/v1/encoders", headers=self._headers)
+            return len(answer.raise_for_status().json()["data"])
         except (httpx.HTTPError, ValueError, LookupError, TypeError):
             return None
 

@@ -15,8 +15,10 @@ from transformers import AutoModelForImageTextToText
 from services.encoder.models.generic import EncoderHalf, open_half
 from services.language.engine.interface import EngineRequest, Prompt, Sampling, Step
 from services.language.engine.torch.core import EngineCore, Failure
+from services.language.engine.torch.guide import Guides
 from services.language.engine.torch.runner import Runner
 from services.language.models.facts import LanguageFacts
+from services.language.output.vocabulary import Vocabulary
 from services.language.prompt.expansion import expand
 from shared.identity import ContentHasher, MediaItem
 
@@ -36,16 +38,18 @@ class Model:
     vision: EncoderHalf = field(init=False)
     whole: Any = field(init=False)
     runner: Runner = field(init=False)
+    guides: Guides = field(init=False)
 
     def __post_init__(self) -> None:
         self.facts = LanguageFacts(self.folder)
         self.vision = open_half(self.folder)
         self.whole = AutoModelForImageTextToText.from_pretrained(self.folder).eval()
         self.runner = Runner.load(self.folder, "cpu", "auto", block_size=4)
+        self.guides = Guides(lambda: Vocabulary(self.facts.tokenizer, self.facts.eos_ids))
         self._hasher = ContentHasher(b"a secret of tests")
 
     def core(self, blocks: int = 512, running: int = 64, batch: int = 64) -> EngineCore:
-        return EngineCore(self.runner, blocks, 4, running, batch)
+        return EngineCore(self.runner, blocks, 4, running, batch, self.guides)
 
     def items(self, parts: Sequence[Part]) -> list[MediaItem]:
         items = [self.vision.preprocess(part) for part in parts if isinstance(part, Image.Image)]

@@ -138,6 +138,43 @@ async def test_an_item_whose_tokens_are_parted_is_held_once(facts: LanguageFacts
     assert Prompt([1] * 8, facts.half.positions([1] * 8, []), spans).embedding_bytes == 2 * 4 * 128 * 4
 
 
+async def test_guided_answers_keep_to_their_grammars_beside_free_ones(engine: Engine, facts: LanguageFacts) -> None:
+    guided = replace(hello(facts, temperature=1, seed=1), grammar='start: "yes" | "no"')
+    several = [guided, hello(facts), replace(guided, grammar="start: /[a-c]{3}/"), guided]
+    first, free, other, again = await asyncio.gather(*(tokens(engine, request) for request in several))
+
+    def text(steps: list[Step]) -> str:
+        return str(facts.tokenizer.decode([step.token_id for step in steps if step.token_id not in facts.eos_ids]))
+
+    assert text(first) == text(again) in {"yes", "no"}
+    assert len(text(other)) == 3
+    assert set(text(other)) <= set("abc")
+    assert text(free).startswith("Hello!")
+    assert {steps[-1].finish_reason for steps in (first, other, again)} == {"stop"}
+
+
+async def test_a_grammar_that_is_none_ends_its_request_only(engine: Engine, facts: LanguageFacts) -> None:
+    running = engine.submit(hello(facts, max_tokens=200, stop_token_ids=frozenset()))
+    await anext(running)
+    with pytest.raises(InvalidRequest, match="nothing"):
+        await tokens(engine, replace(hello(facts), grammar="start: nothing"))
+    async with aclosing(running) as rest:
+        assert [step async for step in rest][-1].finish_reason == "length"
+
+
+async def test_the_wait_for_a_place_is_told_with_the_first_token(engine: Engine, facts: LanguageFacts) -> None:
+    endless = hello(facts, max_tokens=300, stop_token_ids=frozenset())
+    running = [engine.submit(endless) for _ in range(4)]
+    first = [await anext(steps) for steps in running]
+    waiting = engine.submit(hello(facts))
+    for steps in running:
+        async with aclosing(steps) as rest:
+            assert all([step.queue_seconds == 0 async for step in rest])
+    [begun, *others] = [step async for step in waiting]
+    assert begun.queue_seconds > max(step.queue_seconds for step in first) >= 0
+    assert all(step.queue_seconds == 0 for step in others)
+
+
 async def test_what_could_never_fit_is_refused_with_the_numbers(engine: Engine, facts: LanguageFacts) -> None:
     with pytest.raises(InvalidRequest, match="3200"):
         engine.submit(hello(facts, max_tokens=100_000))

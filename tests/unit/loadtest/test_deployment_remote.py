@@ -13,12 +13,13 @@ from services.loadtest.deployment.remote import RemoteDeployment
 
 
 @contextmanager
-def server(says: str | None) -> Iterator[str]:
-    """Answers all that is asked; with status 404 where it says nothing."""
+def server(says: str | None, key: str | None = None) -> Iterator[str]:
+    """Answers all that is asked; with status 404 where it says nothing, and 401 to whom has not the ``key``."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(404 if says is None else 200)
+            stranger = key is not None and self.headers["authorization"] != f"Bearer {key}"
+            self.send_response(401 if stranger else 404 if says is None else 200)
             self.end_headers()
             self.wfile.write((says or "").encode())
 
@@ -49,3 +50,9 @@ def test_encoders_are_known_where_the_server_says_that_there_are_no_others(says:
     with server(says) as url, RemoteDeployment(url, ("http://a", "http://b")) as deployment:
         assert deployment.encoders == known
         assert deployment.parts == ("encoder-1", "encoder-2")
+
+
+@pytest.mark.parametrize(("key", "known"), [("right", ("encoder-1",)), ("wrong", ()), (None, ())])
+def test_a_server_that_asks_for_a_key_is_asked_with_it(key: str | None, known: tuple[str, ...]) -> None:
+    with server('{"data": [{}]}', "right") as url, RemoteDeployment(url, ("http://a",), api_key=key) as deployment:
+        assert deployment.encoders == known

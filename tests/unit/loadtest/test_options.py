@@ -29,6 +29,11 @@ def test_a_target_is_named_with_or_without_v1() -> None:
         assert options("calm", "--target", url).target == "http://host:1"
 
 
+@pytest.mark.parametrize(("given", "key"), [("one", "one"), ("one, two", "one"), ("", None)])
+def test_a_key_may_be_given_as_the_service_has_it(given: str, key: str | None) -> None:
+    assert options("calm", "--api-key", given).api_key == key
+
+
 def test_a_scenario_can_last_longer() -> None:
     assert options("soak", "--duration", "8h").scenario.lasts == 8 * 3600
 

@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 
 from services.language.engine.interface import EngineRequest, EngineStartError, Load, Step
+from services.language.engine.torch.core import Failure
 from services.language.engine.torch.messages import (
     Cancel,
     Config,
@@ -27,7 +28,7 @@ from services.language.engine.torch.messages import (
     submission,
 )
 from services.language.engine.torch.options import EngineOptions
-from shared.errors import EngineOverloaded, InternalError, InvalidRequest
+from shared.errors import EngineOverloaded, EpdError, InternalError, InvalidRequest
 from shared.telemetry import get_logger
 
 _log = get_logger("engine")
@@ -242,8 +243,9 @@ class TorchEngine:
                 if answer is None:
                     continue  # cancelled meanwhile
                 if outcome.step is None:
+                    assert outcome.failure is not None
                     self._take(outcome.number)
-                    answer.put(InternalError(f"The engine failed: {outcome.failure}."))
+                    answer.put(_error_of(outcome.failure))
                     continue
                 if outcome.step.finish_reason is not None:
                     self._take(outcome.number)
@@ -254,6 +256,13 @@ class TorchEngine:
             self._take(number)
             answer.put(InternalError(reason))
         self._load = Load(0, 0)
+
+
+def _error_of(failure: Failure) -> EpdError:
+    """A grammar is the client's; all else that ends a sequence is ours."""
+    if failure.grammar:
+        return InvalidRequest(f"The grammar that the answer must match cannot be followed: {failure.message}.")
+    return InternalError(f"The engine failed: {failure.message}.")
 
 
 async def _terminate(process: Process) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -42,7 +43,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     number: int
     step: Step | None = None
-    failure: str | None = None
+    failure: Failure | None = None
 
 
 class Outcomes(msgspec.Struct, frozen=True, tag=True):
@@ -64,13 +65,16 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """A new sequence. The first frame after it is its positions, ``(axes, tokens)`` int64."""
+    """A new sequence, which came at ``arrived`` on the machine's monotonic clock. The first frame after it is its positions,
+    ``(axes, tokens)`` int64."""
 
     number: int
     request_id: str
     token_ids: list[int]
     following: int
     sampling: Sampling
+    grammar: str | None
+    arrived: float
     pictures: list[Picture]
 
 
@@ -114,7 +118,16 @@ def submission(number: int, request: EngineRequest) -> list[Buffer]:
             Picture(places, item.num_tokens, item.content_hash, DTYPE_NAMES[item.embeds.dtype], len(item.deepstack))
         )
         frames += [frame_of(item.embeds), *(frame_of(level) for level in item.deepstack)]
-    head = Submit(number, request.request_id, prompt.token_ids, prompt.positions.following, request.sampling, pictures)
+    head = Submit(
+        number,
+        request.request_id,
+        prompt.token_ids,
+        prompt.positions.following,
+        request.sampling,
+        request.grammar,
+        time.monotonic(),
+        pictures,
+    )
     return [encode(head), *frames]
 
 
@@ -135,14 +148,15 @@ def request_of(head: Submit, frames: Sequence[Buffer]) -> EngineRequest:
         item.embeds = tensor(dtype, picture.num_tokens)
         item.deepstack = tuple(tensor(dtype, picture.num_tokens) for _ in range(picture.levels))
         spans += [Span(start, item, offset, tokens) for start, offset, tokens in picture.spans]
-    return EngineRequest(head.request_id, Prompt(head.token_ids, positions, tuple(spans)), head.sampling)
+    prompt = Prompt(head.token_ids, positions, tuple(spans))
+    return EngineRequest(head.request_id, prompt, head.sampling, grammar=head.grammar)
 
 
 def outcomes_of(results: dict[int, Step | Failure], load: Load) -> Outcomes:
     """A step's results as they travel."""
     return Outcomes(
         [
-            Outcome(number, failure=result.message) if isinstance(result, Failure) else Outcome(number, step=result)
+            Outcome(number, failure=result) if isinstance(result, Failure) else Outcome(number, step=result)
             for number, result in results.items()
         ],
         load,

@@ -9,24 +9,31 @@ import torch
 from torch import Tensor
 
 from services.language.engine.interface import Sampling, TokenLogprobs
+from services.language.engine.torch.guide import Allowed
 from services.language.engine.torch.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The token of each sequence, its log-probabilities where asked for, and whether its logits were all finite."""
+    """The token of each sequence, its log-probabilities where asked for, and whether its logits were all finite. ``wishes`` are
+    the probabilities of the end where a grammar forbids it, by row."""
 
     tokens: list[int]
     logprobs: list[TokenLogprobs | None]
     finite: list[bool]
+    wishes: dict[int, float]
 
 
-def sample(logits: Tensor, sequences: List[Sequence]) -> Sampled:
-    """Chooses a token for each row of ``logits`` ``(n, vocabulary)`` float32. The rows do not influence each other."""
+def sample(logits: Tensor, sequences: List[Sequence], allowed: Allowed | None = None) -> Sampled:
+    """Chooses a token for each row of ``logits`` ``(n, vocabulary)`` float32. The rows do not influence each other; those in
+    ``allowed`` keep to it. Log-probabilities are the model's, before that."""
     # A sum is finite only if all its numbers are (their magnitudes are far from overflow).
     finite = torch.isfinite(logits.sum(-1)).tolist()
     logprobs = _logprobs(logits, sequences)
     adjusted = _adjust(logits, sequences)
+    wishes: dict[int, float] = {}
+    if allowed is not None:
+        adjusted, wishes = _guide(adjusted, sequences, allowed)
     greedy = adjusted.argmax(-1)
     tokens = greedy.tolist()
     drawing = [row for row, sequence in enumerate(sequences) if sequence.sampling.temperature > 0 and finite[row]]
@@ -35,7 +42,7 @@ def sample(logits: Tensor, sequences: List[Sequence]) -> Sampled:
         for row, token in zip(drawing, drawn, strict=True):
             tokens[row] = token
     chosen = [make(token) if make is not None else None for make, token in zip(logprobs, tokens, strict=True)]
-    return Sampled(tokens, chosen, finite)
+    return Sampled(tokens, chosen, finite, wishes)
 
 
 class _Row:
@@ -99,6 +106,29 @@ def _adjust_row(row: Tensor, sequence: Sequence) -> None:
         row[ids] += torch.tensor(list(sampling.logit_bias.values()), dtype=row.dtype, device=row.device)
     if sequence.produced < sampling.min_tokens:
         row[list(sampling.stop_token_ids)] = -torch.inf
+
+
+def _guide(adjusted: Tensor, sequences: List[Sequence], allowed: Allowed) -> tuple[Tensor, dict[int, float]]:
+    """Logits without what grammars forbid, whatever else was asked for; of what they allow, something always stays. Where a
+    form is unfinished, what closes it gets the logit of the end at least; also returns how probable the end was there, by row.
+    """
+    device = adjusted.device
+    rows = torch.tensor(allowed.rows, device=device)
+    table = adjusted[rows]
+    wanted = [[end in sequences[row].sampling.stop_token_ids for end in allowed.ends] for row in allowed.rows]
+    ends = table[:, allowed.ends].masked_fill(~torch.tensor(wanted, device=device), -torch.inf)
+    wishes = (ends.logsumexp(-1) - table.logsumexp(-1)).exp().tolist()
+    places = [at for at, closing in enumerate(allowed.closing) for _ in closing]
+    if places and allowed.ends:
+        tokens = [token for closing in allowed.closing for token in closing]
+        table[places, tokens] = torch.maximum(table[places, tokens], ends.amax(-1)[places])
+    # A bias or a minimum of tokens may have forbidden all that the grammar allows.
+    table.clamp_(min=torch.finfo(table.dtype).min).masked_fill_(~allowed.tokens.to(device), -torch.inf)
+    if len(allowed.rows) < len(sequences):
+        table = adjusted.index_copy(0, rows, table)
+    return table, {
+        row: wish for row, wish, unfinished in zip(allowed.rows, wishes, allowed.unfinished, strict=True) if unfinished
+    }
 
 
 def _draw(logits: Tensor, sequences: List[Sequence]) -> list[int]:

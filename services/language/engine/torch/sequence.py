@@ -8,6 +8,7 @@ import torch
 
 from services.language.engine.interface import EngineRequest, Sampling
 from services.language.engine.torch.blocks import chain_keys
+from services.language.engine.torch.guide import Guide
 from shared.identity import MediaItem
 
 
@@ -16,7 +17,8 @@ class Sequence:
     """Tokens, where their keys and values lie, and how far they are computed.
 
     ``tokens`` is the prompt and the answer so far; ``keys_ids`` is the same with pad ids in place of placeholders. The first
-    ``computed`` tokens have their keys and values in ``blocks``.
+    ``computed`` tokens have their keys and values in ``blocks``. ``guide`` follows the answer's tokens, where there is a
+    grammar. ``arrived`` and ``begun`` are on the monotonic clock; the latter is when its first tokens were computed.
     """
 
     number: int
@@ -30,9 +32,12 @@ class Sequence:
     cached_tokens: int = 0
     counts: dict[int, int] = field(default_factory=dict)
     preempted: bool = False
+    guide: Guide | None = None
+    arrived: float = 0.0
+    begun: float | None = None
 
     @classmethod
-    def of(cls, number: int, request: EngineRequest) -> Sequence:
+    def of(cls, number: int, request: EngineRequest, arrived: float = 0.0) -> Sequence:
         """A sequence that nothing is computed of yet."""
         tokens = list(request.prompt.token_ids)
         key_ids = list(tokens)
@@ -45,7 +50,7 @@ class Sequence:
             generator.seed()
         else:
             generator.manual_seed(request.sampling.seed & 0xFFFF_FFFF_FFFF_FFFF)
-        return cls(number, request, tokens, key_ids, generator)
+        return cls(number, request, tokens, key_ids, generator, arrived=arrived)
 
     @property
     def sampling(self) -> Sampling:
@@ -70,6 +75,8 @@ class Sequence:
         self.tokens.append(token)
         self.key_ids.append(token)
         self.counts[token] = self.counts.get(token, 0) + 1
+        if self.guide is not None:
+            self.guide.take(token)
 
     def extend_keys(self, block_size: int) -> list[bytes]:
         """Keys of all full blocks of the tokens so far; those known already are not computed again."""

@@ -14,6 +14,7 @@ import zmq
 
 from services.language.engine.interface import EngineStartError
 from services.language.engine.torch.core import EngineCore, Failure
+from services.language.engine.torch.guide import Guides
 from services.language.engine.torch.messages import (
     Config,
     Ready,
@@ -26,6 +27,8 @@ from services.language.engine.torch.messages import (
 )
 from services.language.engine.torch.options import EngineOptions
 from services.language.engine.torch.runner import Runner
+from services.language.models.facts import LanguageFacts
+from services.language.output.vocabulary import Vocabulary
 from shared.lifecycle import prepare_process, settle
 from shared.telemetry import get_logger
 
@@ -50,7 +53,8 @@ def main() -> None:
                 Path(options.folder), options.device, options.dtype, options.block_size, options.families, options.trusted
             )
             blocks = num_blocks(runner, options)
-            core = EngineCore(runner, blocks, options.block_size, options.max_running, options.max_batch_tokens)
+            guides = Guides(lambda: _vocabulary(options), options.threads)
+            core = EngineCore(runner, blocks, options.block_size, options.max_running, options.max_batch_tokens, guides)
         except (EngineStartError, ValueError, OSError) as error:
             _log.error("engine cannot start", reason=str(error))
             socket.send(encode(Refused(str(error))))
@@ -58,31 +62,42 @@ def main() -> None:
         settle()
         _log.info("engine ready", device=str(runner.device), dtype=str(runner.dtype), kv_blocks=blocks)
         socket.send(encode(Ready(runner.parameters(), core.capacity)))
-        serve(core, socket)
+        serve(core, socket, guides)
 
 
-def serve(core: EngineCore, socket: zmq.Socket[bytes]) -> None:
+def serve(core: EngineCore, socket: zmq.Socket[bytes], guides: Guides) -> None:
     """Steps as long as there is work; between steps, takes in what arrived."""
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(guides.wakeup, zmq.POLLIN)
     while True:
-        if not core.has_work():
+        if not core.can_step():
             # The last steps' load is out of date where cancelling ended the work.
             socket.send(encode(outcomes_of({}, core.load())))
-            socket.poll()
+            poller.poll()
+            guides.settle()
         # Asking for the events costs a tenth of polling.
         while int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
             frames = socket.recv_multipart(copy=False)
             message = decode_to_engine(frames[0].buffer)
             if isinstance(message, Submit):
-                core.add(message.number, request_of(message, [frame.buffer for frame in frames[1:]]))
+                request = request_of(message, [frame.buffer for frame in frames[1:]])
+                core.add(message.number, request, message.arrived)
             else:
                 core.cancel(message.number)
-        if not core.has_work():
+        if not core.can_step():
             continue
         results = core.step()
         for number, result in results.items():
             if isinstance(result, Failure):
                 _log.error("sequence failed", number=number, reason=result.message)
         socket.send(encode(outcomes_of(results, core.load())))
+
+
+def _vocabulary(options: EngineOptions) -> Vocabulary:
+    """The checkpoint's tokens, read when the first grammar comes: most engines never see one."""
+    facts = LanguageFacts(Path(options.folder), options.device, options.dtype, options.families, options.trusted)
+    return Vocabulary(facts.tokenizer, facts.eos_ids)
 
 
 def num_blocks(runner: Runner, options: EngineOptions) -> int:
