@@ -13,7 +13,7 @@ from services.language.output.dialects import Dialect
 from services.language.output.format import AnswerFormat, Tool, ToolChoice
 from services.language.output.grammar import Grammars, grammar_of
 from services.language.output.hermes import Hermes
-from services.language.output.vocabulary import Vocabulary
+from services.language.output.vocabulary import GrammarError, Vocabulary
 from shared.errors import InvalidRequest
 from tests.processes import DEMO_MODEL
 from tests.unit.test_prompt import bytewise  # noqa: F401
@@ -70,3 +70,8 @@ def test_properties_that_are_none_are_the_clients_fault(demo: Any) -> None:
     assert grammar is not None
     with pytest.raises(InvalidRequest):
         Grammars(demo, {demo.eos_token_id}).check(grammar, "tools")
+
+
+def test_a_model_whose_answers_never_end_has_no_grammars(demo: Any) -> None:
+    with pytest.raises(GrammarError, match="no token that ends an answer"):
+        Vocabulary(demo, [])
