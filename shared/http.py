@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
-from shared.errors import EpdError, ErrorBody, InvalidRequest, body_of, from_exception, from_validation, headers_of, release
+from shared.errors import EpdError, InvalidRequest, body_of, from_exception, from_validation, headers_of, release
 from shared.lifecycle import Drain
 from shared.outcome import Failure, failed, ignore
 from shared.telemetry import Metrics, get_logger, log_failure, new_request_id
@@ -34,10 +34,6 @@ _JSON_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[,\[{]', re.DOTALL)  # 
 _SMALL_BODY = 64 * 1024
 
 REQUEST_ID_HEADER = "x-request-id"
-ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorBody, "description": "The request or its media is at fault."},
-    503: {"model": ErrorBody, "description": "Not now; `Retry-After` says when to try again."},
-}
 
 
 def install(

@@ -45,9 +45,10 @@ from services.language.settings import LanguageSettings
 from shared.checkpoint import fingerprint, pick_device, resolve
 from shared.control import ServiceInfo
 from shared.errors import EngineOverloaded
-from shared.http import ERROR_RESPONSES, install
+from shared.http import install
 from shared.identity import ContentHasher
 from shared.lifecycle import Drain, refusing, settle, tidy
+from shared.openapi import failures
 from shared.residency import Residency
 from shared.seam import Seam, seam_of
 from shared.security import load_secret
@@ -119,10 +120,10 @@ def create_app(settings: LanguageSettings, make_engine: Callable[[EngineOptions]
     # Pages of documentation that come from elsewhere are off; docs/api.md is ours.
     about: dict[str, Any] = {"description": DESCRIPTION, "version": version("epd-pair"), "docs_url": None, "redoc_url": None}
     app = FastAPI(title="EPD language service", lifespan=lifespan, **about)
-    failures = RecentFailures()
+    recent = RecentFailures()
     install_keys(app, settings.api_keys(), settings.host)
     work = CHAT_PATH, RENDER_PATH, COMPLETIONS_PATH, TOKENIZE_PATH, DETOKENIZE_PATH
-    install(app, metrics, settings.max_body_bytes, drain, tracer, work, failures.add)
+    install(app, metrics, settings.max_body_bytes, drain, tracer, work, recent.add)
     install_cors(app, settings.origins())
     name, times = settings.model_name(), (settings.request_timeout, settings.body_timeout)
     install_routes(app, name, *times, settings.keepalive)
@@ -131,13 +132,13 @@ def create_app(settings: LanguageSettings, make_engine: Callable[[EngineOptions]
     install_token_routes(app, name, *times)
     install_model_routes(app, name)
     install_encoder_routes(app, seam)
-    install_failure_routes(app, failures)
+    install_failure_routes(app, recent)
     if settings.faults_enabled:
         install_fault_routes(app)
     install_console(app, ConsoleSettings(faults_enabled=settings.faults_enabled, liveness_timeout=settings.liveness_timeout))
     complete_document(app, is_guarded, bool(settings.api_keys()), seam.keys is not None)
 
-    @app.get("/ready", tags=["probes"], summary="The engine takes requests", responses={503: ERROR_RESPONSES[503]})
+    @app.get("/ready", tags=["probes"], summary="The engine takes requests", responses=failures(EngineOverloaded))
     async def ready() -> dict[str, str | int]:
         drain.check()
         if not app.state.engine.ready():

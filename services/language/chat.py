@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from services.language.completion import Completion
 from services.language.deadline import Deadline
@@ -29,9 +29,6 @@ from shared.tracing import NO_TRACES, Tracer
 
 _THREADS = 2
 _SLACK = 0.25  # seconds
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

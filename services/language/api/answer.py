@@ -32,6 +32,7 @@ from services.language.api.responses import (
     Usage,
     timings_of,
     usage_of,
+    written,
 )
 from services.language.api.schemas import ChatCompletionRequest
 from services.language.api.sse import event
@@ -219,8 +220,7 @@ class Answer(Answering):
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = self._chat.tokenizer.decode([token_id])
-        # JSON has no infinities; OpenAI writes -9999 for what is as good as impossible.
-        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+        return {"token": text, "logprob": written(logprob), "bytes": list(text.encode())}
 
 
 def part_of(call: CallDelta) -> CallPart:

@@ -22,8 +22,9 @@ from pydantic import BaseModel, ValidationError
 
 from services.language.api.parts import TextPart
 from services.language.api.schemas import ChatCompletionRequest
+from services.language.deadline import Deadline
 from shared.errors import InvalidRequest, ModelNotFound, from_validation
-from shared.http import check_json
+from shared.http import check_json, in_time
 
 SMALL = 2**16
 """Bytes of a body that is parsed by the event loop itself, faster than a thread would begin with it."""
@@ -43,6 +44,16 @@ async def bytes_of(request: Request) -> bytes:
         ClientDisconnect: the client hung up.
     """
     return b"".join([chunk async for chunk in request.stream()])
+
+
+async def arrived(request: Request, deadline: Deadline, body_timeout: float) -> bytes:
+    """The body, which has ``body_timeout`` seconds to arrive, or what is left until the request's ``deadline``.
+
+    Raises:
+        InvalidRequest: it did not.
+        ClientDisconnect, Unavailable: as ``in_time``.
+    """
+    return await in_time(request, bytes_of(request), min(body_timeout, deadline.left()))
 
 
 async def off_loop(work: Callable[Concatenate[bytes, P], T], raw: bytes, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -86,7 +97,16 @@ def validate(raw: bytes, schema: type[M], context_length: int) -> M:
     Raises:
         InvalidRequest: too many values, too many tokens, not JSON, or not the schema.
     """
-    check_json(_without_tokens(raw, context_length))
+    return of_schema(raw, _without_tokens(raw, context_length), schema)
+
+
+def of_schema(raw: bytes, counted: bytes, schema: type[M]) -> M:
+    """What is in a body by ``schema``; ``counted`` is the part of it whose values count.
+
+    Raises:
+        InvalidRequest: too many values, not JSON, or not the schema.
+    """
+    check_json(counted)
     try:
         return schema.model_validate_json(raw)
     except ValidationError as error:

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request, Response
 
 from services.language.api.answer import Chat
 from services.language.api.ask import Caller
-from services.language.api.body import bytes_of, check_model, off_loop
+from services.language.api.body import arrived, check_model, off_loop
 from services.language.api.document import TEXT_ANSWER, TEXT_EVENTS, TEXT_FAILURES, TIMEOUT_PARAMETER, answers
 from services.language.api.numbers import blamed_on, validate_numbers
 from services.language.api.text_answer import TextAnswer, TextCompletion
@@ -15,7 +15,7 @@ from services.language.completion import Completion
 from services.language.deadline import Deadline
 from services.language.prompt.conversation import Conversation
 from services.language.request import ChatRequest
-from shared.http import component_schemas, in_time, schema_ref, span_of, unless_gone
+from shared.http import component_schemas, schema_ref, span_of, unless_gone
 from shared.openapi import json_body
 
 COMPLETIONS_PATH = "/v1/completions"
@@ -38,7 +38,7 @@ def install_completion_routes(
         chat: Chat = app.state.chat
         caller = Caller.of(request, request_timeout)
         with chat.admitted():
-            raw = await in_time(request, bytes_of(request), min(body_timeout, caller.deadline.left()))
+            raw = await arrived(request, caller.deadline, body_timeout)
             most = max(MAX_TOKENS, chat.context_length)
             body = await off_loop(validate_numbers, raw, CompletionRequest, "prompt", most)
             del raw

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from shared.errors import ClientError, InvalidRequest, from_validation
-from shared.http import check_json
+from services.language.api.body import of_schema
+from shared.errors import ClientError, InvalidRequest
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -29,11 +29,7 @@ def validate_numbers(raw: bytes, schema: type[M], field: str, most: int) -> M:
         if values > most:
             raise InvalidRequest(f"{field} has {values} values; at most {most} are accepted.", param=field)
         rest = raw[: found.start()] + raw[found.end() :]
-    check_json(rest)
-    try:
-        return schema.model_validate_json(raw)
-    except ValidationError as error:
-        raise from_validation(error.errors()) from error
+    return of_schema(raw, rest, schema)
 
 
 @contextmanager

@@ -192,6 +192,11 @@ class ChatCompletionChunk(BaseModel):
     timings: Timings | None = None
 
 
+def written(logprob: float) -> float:
+    """A log-probability as JSON can hold it, which has no infinities: OpenAI writes -9999 for what is as good as impossible."""
+    return max(logprob, -9999.0)
+
+
 def usage_of(completions: Sequence[Completion]) -> Usage:
     """Counts so far; the prompt counts once, however many answers it has."""
     first = completions[0]

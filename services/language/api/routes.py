@@ -6,11 +6,11 @@ from fastapi import APIRouter, FastAPI, Request, Response
 
 from services.language.api.answer import Answer, Chat
 from services.language.api.ask import Caller, ask_of
-from services.language.api.body import bytes_of, off_loop, parse
+from services.language.api.body import arrived, off_loop, parse
 from services.language.api.document import CHAT_ANSWER, CHAT_EVENTS, CHATS, MEDIA_FAILURES, TIMEOUT_PARAMETER, answers
 from services.language.api.responses import ChatCompletion, ChatCompletionChunk
 from services.language.api.schemas import ChatCompletionRequest
-from shared.http import component_schemas, in_time, schema_ref, span_of, unless_gone
+from shared.http import component_schemas, schema_ref, span_of, unless_gone
 from shared.openapi import json_body
 
 CHAT_PATH = "/v1/chat/completions"
@@ -49,5 +49,5 @@ async def received(request: Request, chat: Chat, model_name: str, caller: Caller
     Raises:
         InvalidRequest, ModelNotFound: as ``parse``; or it did not arrive in time.
     """
-    raw = await in_time(request, bytes_of(request), min(body_timeout, caller.deadline.left()))
+    raw = await arrived(request, caller.deadline, body_timeout)
     return await off_loop(parse, raw, model_name, chat.context_length)

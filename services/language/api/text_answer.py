@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from services.language.api.answer import Chat
 from services.language.api.answering import Answering
-from services.language.api.responses import Usage, usage_of
+from services.language.api.responses import Usage, usage_of, written
 from services.language.api.sse import event
 from services.language.api.text_request import CompletionRequest
 from services.language.completion import Completion, FinishReason, Piece
@@ -150,12 +150,11 @@ class TextAnswer(Answering):
         for step in steps:
             if step.logprobs is None:
                 continue
-            # JSON has no infinities; OpenAI writes -9999 for what is as good as impossible.
-            chosen = max(step.logprobs.logprob, -9999.0)
+            chosen = written(step.logprobs.logprob)
             text = self._chat.tokenizer.decode([step.token_id])
             top = {text: chosen}
             for token, value in step.logprobs.top:
-                top.setdefault(self._chat.tokenizer.decode([token]), max(value, -9999.0))
+                top.setdefault(self._chat.tokenizer.decode([token]), written(value))
             told.tokens.append(text)
             told.token_logprobs.append(chosen)
             told.top_logprobs.append(top)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from services.language.api.answer import Chat
 from services.language.api.ask import Caller, ask_of
-from services.language.api.body import bytes_of, check_model, off_loop, validate
+from services.language.api.body import arrived, check_model, off_loop, validate
 from services.language.api.document import TEXT_FAILURES, TIMEOUT_PARAMETER
 from services.language.api.messages import Message
 from services.language.api.numbers import blamed_on, validate_numbers
@@ -21,7 +21,7 @@ from services.language.api.sampling import TokenId
 from services.language.api.schemas import ChatCompletionRequest
 from services.language.api.text_request import MAX_TOKENS
 from services.language.request import ChatRequest
-from shared.http import component_schemas, in_time, schema_ref, unless_gone
+from shared.http import component_schemas, schema_ref, unless_gone
 from shared.openapi import json_body
 
 TOKENIZE_PATH, DETOKENIZE_PATH = "/tokenize", "/detokenize"
@@ -79,9 +79,6 @@ class Detokenized(BaseModel):
 def install_token_routes(app: FastAPI, model_name: str, request_timeout: float, body_timeout: float) -> None:
     """Adds ``TOKENIZE_PATH`` and ``DETOKENIZE_PATH`` to ``app``, whose ``state.chat`` is a ``Chat`` once it is up."""
 
-    async def received(request: Request, caller: Caller) -> bytes:
-        return await in_time(request, bytes_of(request), min(body_timeout, caller.deadline.left()))
-
     @app.post(
         TOKENIZE_PATH,
         summary="The tokens of a text, or of a conversation",
@@ -93,7 +90,8 @@ def install_token_routes(app: FastAPI, model_name: str, request_timeout: float, 
         chat: Chat = app.state.chat
         caller = Caller.of(request, request_timeout)
         with chat.admitted():
-            body = await off_loop(validate, await received(request, caller), TokenizeRequest, chat.context_length)
+            raw = await arrived(request, caller.deadline, body_timeout)
+            body = await off_loop(validate, raw, TokenizeRequest, chat.context_length)
             check_model(body.model, model_name)
             with blamed_on("messages" if body.prompt is None else "prompt"):
                 ids = await unless_gone(request, chat.tokenize(call_of(body, caller)))
@@ -111,7 +109,7 @@ def install_token_routes(app: FastAPI, model_name: str, request_timeout: float, 
         chat: Chat = app.state.chat
         caller = Caller.of(request, request_timeout)
         with chat.admitted():
-            raw = await received(request, caller)
+            raw = await arrived(request, caller.deadline, body_timeout)
             most = max(MAX_TOKENS, chat.context_length)
             body = await off_loop(validate_numbers, raw, DetokenizeRequest, "tokens", most)
             check_model(body.model, model_name)

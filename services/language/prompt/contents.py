@@ -63,4 +63,11 @@ def _readable(content: Any, reads: Reads | None) -> Any:
         return content if reads.text else _as_parts(content)
     if reads.parts or any(part["type"] != "text" for part in content):
         return content
-    return "".join(part["text"] for part in content)
+    return text_of(content)
+
+
+def text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """What a content says, without what is media in it."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part["text"] for part in content if part["type"] == "text")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.language.output.format import Tool
+from services.language.prompt.contents import text_of
 from shared.identity import Modality
 
 
@@ -69,8 +70,7 @@ class Conversation:
     @property
     def continued(self) -> str:
         """The text that an answer goes on with; empty where it begins a message of its own."""
-        content = self.messages[-1]["content"] if self.continue_final_message and self.messages else ""
-        return content if isinstance(content, str) else "".join(part.get("text", "") for part in content or ())
+        return text_of(self.messages[-1]["content"]) if self.continue_final_message and self.messages else ""
 
     def texts(self) -> Iterator[str]:
         """Every piece of text that somebody wrote, wherever the template may put it."""

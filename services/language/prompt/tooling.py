@@ -11,6 +11,7 @@ from jinja2 import Environment, TemplateSyntaxError, meta
 
 from services.language.output.format import Tool
 from services.language.output.hermes import BEGIN, END
+from services.language.prompt.contents import text_of
 
 _INTRODUCTION = f"""\
 You can call functions. Each line between <tools> and </tools> is one, with the JSON schema of its arguments:
@@ -51,7 +52,7 @@ def in_words(messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[
     for message in messages:
         role, content = message["role"], message["content"]
         if role == "tool":
-            result = f"<tool_response>\n{_text(content)}\n</tool_response>"
+            result = f"<tool_response>\n{text_of(content)}\n</tool_response>"
             if before == "tool":
                 told[-1] = _joined(told[-1], "\n", result)
             else:
@@ -94,9 +95,3 @@ def _joined(message: Mapping[str, Any], between: str, text: str) -> dict[str, An
     if isinstance(content, list):
         return {**message, "content": [*content, {"type": "text", "text": f"{between if content else ''}{text}"}]}
     return {**message, "content": f"{content}{between}{text}" if content else text}
-
-
-def _text(content: str | Sequence[Mapping[str, Any]] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part["text"] for part in content if part["type"] == "text")

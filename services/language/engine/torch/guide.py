@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -16,6 +15,7 @@ from llguidance import LLExecutor, LLMatcher
 from torch import Tensor
 
 from services.language.output.vocabulary import Vocabulary, reason_of
+from shared.lru import ByteLRU
 
 MARKS = ('"', "}", "]", ",", "x", "\n")
 """What tells of a place in JSON whether it is in a string, where an ``x`` may come, and what may end there."""
@@ -24,6 +24,7 @@ Mask = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
 
 _COMPILERS = 2
 _KEPT = 16
+"""Grammars whose matchers are kept."""
 
 
 class Guide:
@@ -94,7 +95,7 @@ class Guides:
         self._vocabulary: Vocabulary | None = None
         self._marks: list[tuple[str, int]] = []
         self._lock = Lock()
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._kept: ByteLRU[str, LLMatcher] = ByteLRU(_KEPT)
         self._executor = LLExecutor(threads)
         self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammars")
         self.wakeup, self._waker = socket.socketpair()
@@ -163,13 +164,10 @@ class Guides:
                 self._vocabulary = opened
             kept = self._kept.get(grammar)
             if kept is not None:
-                self._kept.move_to_end(grammar)
                 return Guide(kept.deep_copy(), json)
         matcher = self._vocabulary.compile(grammar)
         with self._lock:
-            self._kept[grammar] = matcher.deep_copy()
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+            self._kept.put(grammar, matcher.deep_copy(), 1)
         return Guide(matcher, json)
 
     def _wake(self) -> None:
