@@ -117,6 +117,28 @@ class Web:
         return self.data
 
 
+class Recorder(Faults):
+    """Notes where it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, int | None]] = []
+
+    async def at(self, stage: Stage, call: Call, item: EncodeItem | None = None) -> None:
+        assert call.request.request_id == "r/1"
+        self.seen.append((stage, None if item is None else item.index))
+
+    def sender(self, call: Call, send: Sender) -> Sender:
+        assert call.request.request_id == "r/1"
+        self.seen.append(("sender", None))
+
+        async def mangled(outgoing: Outgoing) -> None:
+            outgoing.manglers.append(lambda frames: [*frames, b"more"])
+            await send(outgoing)
+
+        return mangled
+
+
 class Bench:
     """A pipeline with all around it, and a receiver."""
 
@@ -360,12 +382,14 @@ async def test_bytes_past_the_bound_are_refused_unless_the_call_is_alone(what: s
 
 
 async def test_one_picture_does_not_wait_for_the_thirty_of_another_call() -> None:
-    async with bench(max_batch_items=4) as b:
+    recorder = Recorder()
+    async with bench(recorder, max_batch_items=4) as b:
         b.model.decoding.open.clear()
         many = b.call(*pictures(2 * THREADS + 30))
         await b.model.decoding.until_reached(THREADS)
         one = b.call(picture(1))
-        await asyncio.sleep(0)
+        # Nothing suspends an item between its fetch, where it has its bytes, and its place in the queue for threads.
+        await until(lambda: [stage for stage, _ in recorder.seen].count(Stage.FETCH) == 2 * THREADS + 31)
         b.model.decoding.open.set()
         await asyncio.wait_for(one, 5)
         assert b.model.decoded.index(1) <= 2 * THREADS + 2
@@ -385,28 +409,6 @@ async def test_the_towers_batches_take_turns_too() -> None:
         await asyncio.wait_for(asyncio.gather(first, many, one), 5)
         assert b.model.batches[1][1] == 2
         assert min(b.model.batches[1][::2]) >= 10
-
-
-class Recorder(Faults):
-    """Notes where it was asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, int | None]] = []
-
-    async def at(self, stage: Stage, call: Call, item: EncodeItem | None = None) -> None:
-        assert call.request.request_id == "r/1"
-        self.seen.append((stage, None if item is None else item.index))
-
-    def sender(self, call: Call, send: Sender) -> Sender:
-        assert call.request.request_id == "r/1"
-        self.seen.append(("sender", None))
-
-        async def mangled(outgoing: Outgoing) -> None:
-            outgoing.manglers.append(lambda frames: [*frames, b"more"])
-            await send(outgoing)
-
-        return mangled
 
 
 async def test_faults_take_hold_at_every_stage_and_of_every_message() -> None:
