@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from services.language.app import create_app
 from services.language.engine.interface import EngineRequest, Load, Step, TokenStream
-from services.language.engine.torch.options import EngineOptions
+from services.language.engine.options import EngineOptions
 from services.language.settings import LanguageSettings
 from shared.lifecycle import prepare, run
 

@@ -164,3 +164,14 @@ class Registration(BaseModel):
     url: str = Field(max_length=512, description="Base URL that it is reached at.", examples=["http://encoder:8001"])
     info: ServiceInfo = Field(description="What it is.")
     max_items: int = Field(gt=0, description="Items that it takes at once.")
+
+
+class Registered(BaseModel):
+    """The answer to a ``Registration``: a language service with many encoders asks them to say so again less often."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    status: Literal["registered"] = "registered"
+    again: float = Field(
+        default=0.0, ge=0, le=60, description="Seconds after which, at the earliest, the encoder shall say so again."
+    )

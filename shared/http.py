@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -65,7 +65,7 @@ def install(
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def expose() -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(await metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     async def on_error(request: Request, error: Exception) -> Response:
         return respond(request.scope, error)

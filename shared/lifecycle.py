@@ -8,12 +8,13 @@ import ctypes
 import gc
 import logging
 import os
+import resource
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import uvicorn
@@ -37,6 +38,8 @@ _TIME_TO_STOP = 4.0
 # Of collecting garbage: seconds between looks whether it is a good moment, and between collections at whatever moment.
 _LOOK, _AT_LEAST_EVERY = 0.5, 30.0
 _NEVER = 2**30
+
+_MOST_FILES = 65_536
 
 
 class Drain:
@@ -120,7 +123,7 @@ class Drain:
         return self._open == 0 or time.monotonic() > self._deadline + 1.0
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn, except that the first signal drains, the second ends at once, and a drained service exits with 0."""
 
     def __init__(self, config: uvicorn.Config, drain: Drain, pump: Pump) -> None:
@@ -128,6 +131,10 @@ class _Server(uvicorn.Server):
         self._drain = drain
         self._pump = pump
         self._signalled = False
+
+    def end(self) -> None:
+        """What the first signal does, for a service that is not alone in its process: it drains, and then serving ends."""
+        self._signalled = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self._signalled:
@@ -155,6 +162,16 @@ def prepare_process(log_level: str, log_format: str, threads: int) -> None:
     sys.setswitchinterval(0.0005)
     torch.set_num_threads(threads)
     keep_freed_memory()
+    allow_connections()
+
+
+def allow_connections() -> None:
+    """Lets the process have as many files and connections open as the system lets it ask for, up to 65,536: many systems begin
+    with 1,024, and a thousand encoders alone take four times as many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextlib.contextmanager
@@ -247,14 +264,15 @@ def _told_in_a_line(record: logging.LogRecord) -> bool:
     return True
 
 
-def run(app: FastAPI, settings: ServiceSettings, port: int) -> None:
-    """Serves until SIGTERM or SIGINT, then drains (``app.state.drain``), and ends the process with status 0."""
+def server_of(app: FastAPI, host: str, port: int, lifespan: Literal["auto", "off"] = "auto") -> Server:
+    """What serves ``app``; it drains by ``app.state.drain``. With its ``lifespan`` off, the caller enters that of the app."""
     pump = Pump()
     config = uvicorn.Config(
         app,
-        host=settings.host,
+        host=host,
         port=port,
         http=partial(PacedProtocol, pump),  # type: ignore[arg-type]
+        lifespan=lifespan,
         log_config=None,
         access_log=False,
         ws="none",  # there are no WebSockets, and so no other protocol to have limits for
@@ -262,8 +280,13 @@ def run(app: FastAPI, settings: ServiceSettings, port: int) -> None:
         timeout_keep_alive=30,
         backlog=4096,
     )
+    return Server(config, app.state.drain, pump)
+
+
+def run(app: FastAPI, settings: ServiceSettings, port: int) -> None:
+    """Serves until SIGTERM or SIGINT, then drains (``app.state.drain``), and ends the process with status 0."""
     logging.getLogger("uvicorn.error").addFilter(_told_in_a_line)
-    _Server(config, app.state.drain, pump).run()
+    server_of(app, settings.host, port).run()
     # A thread that hangs in a computation must not keep the process from ending; the interpreter would wait for it.
     logging.shutdown()
     os._exit(0)

@@ -27,7 +27,8 @@ def load_secret(path: Path | None) -> bytes:
     """The deployment secret: the bytes of ``path``, or, without one, 32 random bytes that live as long as the process.
 
     A random secret is safe: content hashes of different processes then differ, so nothing is shared that should not be, but
-    neither are caches. That others than the owner can read the file is a warning only: containers often have it no other way.
+    neither are caches. That others than this process can read the file is a warning only: containers may have it no other way.
+    A group of this process may, where the file is not its own: so Kubernetes mounts secrets.
 
     Raises:
         ValueError: the file holds fewer than 16 bytes.
@@ -38,9 +39,11 @@ def load_secret(path: Path | None) -> bytes:
     secret = path.read_bytes().strip()
     if len(secret) < LEAST_SECRET_BYTES:
         raise ValueError(f"the secret in {path} has {len(secret)} bytes; it needs at least {LEAST_SECRET_BYTES}")
-    mode = path.stat().st_mode & 0o777
-    if mode & 0o077:
-        _log.warning("the secret can be read by others than its owner", path=str(path), mode=f"{mode:o}", wanted="600")
+    status = path.stat()
+    mode = status.st_mode & 0o777
+    by_group = status.st_uid != os.geteuid() and status.st_gid in (os.getegid(), *os.getgroups())
+    if mode & (0o007 if by_group else 0o077):
+        _log.warning("the secret can be read by others than this process", path=str(path), mode=f"{mode:o}", wanted="600")
     return secret
 
 

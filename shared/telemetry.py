@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import sys
 import uuid
 import warnings
+from collections.abc import Sequence
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
 from structlog.contextvars import merge_contextvars
 from structlog.typing import FilteringBoundLogger, Processor
 
@@ -89,6 +92,16 @@ def log_failure(logger: FilteringBoundLogger, error: EpdError, cause: BaseExcept
         logger.error("request failed", **fields, exc_info=cause)
 
 
+class _Collected:
+    """Metrics as they were read."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Sequence[Metric]:
+        return self._metrics
+
+
 class Metrics:
     """The metrics both services have, in a registry of their own."""
 
@@ -107,3 +120,8 @@ class Metrics:
 
     def histogram(self, name: str, text: str, *labels: str) -> Histogram:
         return Histogram(name, text, labels, registry=self.registry, buckets=_BUCKETS)
+
+    async def exposition(self) -> bytes:
+        """All of them in Prometheus' text format. They are read here, on the event loop, where what they are read from changes;
+        written down in a thread, since those of a thousand encoders are many."""
+        return await asyncio.to_thread(generate_latest, _Collected(list(self.registry.collect())))

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 
 from services.encoder.announcer import Announcer
 from services.encoder.body import declared_bytes, receive_call
+from services.encoder.discovery import Languages, languages_of
 from services.encoder.faults.base import Call
 from services.encoder.faults.kinds import KINDS
 from services.encoder.faults.registry import Faults
@@ -70,8 +71,9 @@ class Parts:
     heart: Heart
 
 
-def create_app(settings: EncoderSettings) -> FastAPI:
-    """The encoder's ASGI application. Nothing is loaded until its lifespan starts.
+def create_app(settings: EncoderSettings, languages: Languages | None = None) -> FastAPI:
+    """The encoder's ASGI application. Nothing is loaded until its lifespan starts. It registers with ``languages``; without
+    them, with those of the settings.
 
     Raises:
         ValueError, OSError: it would be open to strangers, or the secret is none.
@@ -91,7 +93,7 @@ def create_app(settings: EncoderSettings) -> FastAPI:
         async with (
             Fetcher(settings) as fetcher,
             Pipeline(settings, model, ContentHasher(secret), identity, fetcher, publisher, faults, metrics, tracer) as pipeline,
-            Announcer(settings, info, seam) as announcer,
+            Announcer(settings, info, seam, found) as announcer,
             tidy(drain),
         ):
             heart = Heart(settings, identity.encoder_id, pipeline, publisher, faults, pipeline.carriers)
@@ -117,6 +119,7 @@ def create_app(settings: EncoderSettings) -> FastAPI:
 
     secret = load_secret(settings.secret_file)
     seam = seam_of(settings, secret, "EPD_HOST", settings.host)
+    found = languages_of(settings.announce_targets()) if languages is None else languages
     metrics, faults, tracer = Metrics(), Faults(), tracer_of(settings.tracing, "epd-encoder")
     subscribers = metrics.gauge("epd_encoder_subscribers", "Language services that get heartbeats.")
     queued = metrics.gauge("epd_encoder_queued_bytes", "Bytes of messages that are on their way to language services.")

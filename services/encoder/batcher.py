@@ -29,7 +29,7 @@ class Batcher:
     """Batches items across requests. It never waits for a batch to fill: the tower's own time does that under load.
 
     The queue is bounded by the pipeline, which admits no more than ``max_items`` at once. ``sizes`` observes the items of each
-    batch; ``cancelled`` counts, by stage, items whose callers left.
+    batch; ``cancelled`` counts, by stage, items whose callers left, and ``busy`` the seconds that were computed.
     """
 
     def __init__(
@@ -39,12 +39,14 @@ class Batcher:
         max_tokens: int,
         sizes: Histogram | None = None,
         cancelled: Counter | None = None,
+        busy: Counter | None = None,
     ) -> None:
         self._encode = encode
         self._max_items = max_items
         self._max_tokens = max_tokens
         self._sizes = sizes
         self._cancelled = cancelled
+        self._busy = busy
         self._queue: FairQueue[_Waiting] = FairQueue()
         self._computing: list[_Waiting] = []
         self._began: float | None = None
@@ -146,6 +148,8 @@ class Batcher:
             return False
         finally:
             self._began = None
+            if self._busy is not None:
+                self._busy.inc(time.perf_counter() - began)
         spent = time.perf_counter() - began
         if self._sizes is not None:
             self._sizes.observe(len(batch))

@@ -74,7 +74,7 @@ class Pipeline:
         self._cache = EncoderCache(settings, model.processor, hasher, self._threads, self._admission, tally)
         self._preparer = Preparer(settings, model, hasher, fetcher, self._cache, self._residency, faults, tally)
         limits = settings.max_batch_items, settings.max_batch_tokens
-        self._batcher = Batcher(self._encode, *limits, tally.batches, tally.cancelled)
+        self._batcher = Batcher(self._encode, *limits, tally.batches, tally.cancelled, tally.busy)
         for name, text, value in (
             ("items_in_work", "Items admitted and not finished.", lambda: self._admission.items),
             ("bytes_in_work", "Bytes of bodies, media and features held.", lambda: self._admission.held),

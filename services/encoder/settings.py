@@ -5,7 +5,8 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from shared.addresses import base_urls, check_base_url
+from services.encoder.discovery import check_target
+from shared.addresses import check_base_url
 from shared.settings import ServiceSettings
 
 
@@ -16,7 +17,9 @@ class EncoderSettings(ServiceSettings):
 
     port: int = Field(8001, description="Port that HTTP listens on.")
     announce_to: str = Field(
-        "", description="Base URLs of language services that the encoder registers with, separated by commas; may be empty."
+        "",
+        description="Base URLs of language services that the encoder registers with, separated by commas; may be empty. "
+        "dns+http://name:port is each address that the name has at the time.",
     )
     advertise_url: str | None = Field(
         None, description="Base URL that language services reach it at; without one, the address that routes to each of them."
@@ -79,7 +82,7 @@ class EncoderSettings(ServiceSettings):
     @field_validator("announce_to")
     @classmethod
     def _check_announce_to(cls, value: str) -> str:
-        base_urls(value)
+        _targets(value)
         return value
 
     @field_validator("advertise_url")
@@ -87,6 +90,11 @@ class EncoderSettings(ServiceSettings):
     def _check_advertise_url(cls, value: str | None) -> str | None:
         return check_base_url(value) if value else None
 
-    def language_urls(self) -> tuple[str, ...]:
-        """The language services that the encoder registers with, in order, without repeats."""
-        return base_urls(self.announce_to)
+    def announce_targets(self) -> tuple[str, ...]:
+        """The entries of ``announce_to``, in order, without repeats."""
+        return _targets(self.announce_to)
+
+
+def _targets(value: str) -> tuple[str, ...]:
+    """Raises ValueError where one is neither a base URL nor one with a name to be resolved."""
+    return tuple(dict.fromkeys(check_target(target) for target in value.split(",") if target.strip()))

@@ -25,6 +25,7 @@ class Tally:
         )
         self.published = metrics.counter("epd_encoder_published_bytes_total", "Bytes of embeddings handed to receivers.")
         self.batches = metrics.histogram("epd_encoder_batch_items", "Items that the tower computed together.")
+        self.busy = metrics.counter("epd_encoder_busy_seconds_total", "Seconds that the tower computed.")
         self.lookups = metrics.counter(
             "epd_encoder_cache_lookups_total",
             "Items by what a level of the cache spared them (media: decoding; embeddings: the tower): hit, miss, or joined "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -13,8 +13,9 @@ import pytest
 from pydantic import ValidationError
 
 from services.encoder.announcer import Announcer
+from services.encoder.discovery import languages_of
 from services.encoder.settings import EncoderSettings
-from shared.control import Registration, ServiceInfo
+from shared.control import Registered, Registration, ServiceInfo
 from shared.errors import InvalidRequest, body_of
 from shared.seam import Seam, keys_of
 from tests.processes import free_port, wait_for
@@ -40,6 +41,7 @@ class Language:
 
     def __init__(self) -> None:
         self.refusal: str | None = None
+        self.again = 0.0
         self.came: list[tuple[str, str, Registration]] = []
         language = self
 
@@ -49,7 +51,11 @@ class Language:
                 registration = Registration.model_validate_json(body)
                 language.came.append((self.path, self.headers["authorization"], registration))
                 refusal = language.refusal
-                answer = {} if refusal is None else body_of(InvalidRequest(refusal)).model_dump()
+                answer = (
+                    Registered(again=language.again).model_dump()
+                    if refusal is None
+                    else body_of(InvalidRequest(refusal)).model_dump()
+                )
                 content = json.dumps(answer).encode()
                 self.send_response(200 if refusal is None else 400)
                 self.send_header("content-length", str(len(content)))
@@ -88,7 +94,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
         def info(self, text: str, **fields: Any) -> None:
             noted.append((text, fields.get("reason")))
 
-        warning = info
+        warning = error = info
 
     monkeypatch.setattr("services.encoder.announcer._log", Log())
     return noted
@@ -96,7 +102,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
 def announcer(urls: str, **settings: object) -> Announcer:
     fields = {"announce_to": urls, "announce_interval": 0.01, "port": 8001, "max_items": 9} | settings
-    return Announcer(EncoderSettings.model_validate(fields), INFO, Seam(KEYS))
+    parsed = EncoderSettings.model_validate(fields)
+    return Announcer(parsed, INFO, Seam(KEYS), languages_of(parsed.announce_targets()))
 
 
 async def test_it_says_what_it_is_with_the_token_again_and_again(language: Language) -> None:
@@ -130,6 +137,14 @@ async def test_only_changes_are_logged_with_the_reason(language: Language, lines
     assert lines == [("not registered", "another checkpoint"), ("registered", None)]
 
 
+async def test_a_service_with_many_encoders_is_told_as_seldom_as_it_wants(language: Language) -> None:
+    language.again = 60.0
+    async with announcer(language.url):
+        await language.until(1)
+        await asyncio.sleep(0.2)
+    assert len(language.came) == 1
+
+
 async def test_one_that_is_not_there_is_tried_again_and_does_not_disturb_the_other(
     language: Language, lines: list[tuple[str, Any]]
 ) -> None:
@@ -149,6 +164,50 @@ async def test_after_stop_nothing_more_comes(language: Language) -> None:
         count = len(language.came)
         await asyncio.sleep(0.1)
         assert len(language.came) == count
+
+
+class Changing:
+    """Language services that a test changes."""
+
+    def __init__(self, *urls: str) -> None:
+        self.now: Sequence[str] | Exception = urls
+        self.looks = 0
+
+    async def urls(self) -> Sequence[str]:
+        self.looks += 1
+        if isinstance(self.now, Exception):
+            raise self.now
+        return self.now
+
+
+async def test_one_that_appears_is_told_and_one_that_vanishes_is_left(language: Language, lines: list[tuple[str, Any]]) -> None:
+    other = Language()
+    languages = Changing(language.url)
+    settings = EncoderSettings.model_validate({"announce_interval": 0.01})
+    try:
+        async with Announcer(settings, INFO, Seam(KEYS), languages):
+            await language.until(1)
+            languages.now = (other.url,)
+            await other.until(2)
+            count = len(language.came)
+            await other.until(5)
+            assert len(language.came) == count
+    finally:
+        other.close()
+    assert lines == [("registered", None), ("left", None), ("registered", None)]
+
+
+async def test_where_looking_fails_those_that_are_known_go_on_being_told(
+    language: Language, lines: list[tuple[str, Any]]
+) -> None:
+    languages = Changing(language.url)
+    settings = EncoderSettings.model_validate({"announce_interval": 0.01})
+    async with Announcer(settings, INFO, Seam(KEYS), languages):
+        await language.until(1)
+        languages.now = RuntimeError("a bug")
+        looks = languages.looks
+        await language.until(len(language.came) + 3)
+        assert languages.looks > looks
 
 
 @pytest.mark.parametrize("field", ["announce_to", "advertise_url"])

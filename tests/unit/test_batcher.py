@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import torch
 
 from services.encoder.batcher import Batcher
 from shared.identity import MediaItem
+from shared.telemetry import Metrics
 
 
 class Tower:
@@ -149,6 +151,24 @@ async def test_it_tells_how_long_the_tower_has_been_at_its_batch() -> None:
         await first
         await asyncio.sleep(0)
         assert batcher.batch_seconds == 0
+
+
+async def test_it_counts_the_seconds_that_the_tower_computes_and_no_others() -> None:
+    tower, busy = Tower(), Metrics().counter("busy_seconds", "")
+    batcher = Batcher(tower.encode, 8, 100, busy=busy)
+    batcher.start()
+    begun = time.perf_counter()
+    first = await held(tower, batcher)
+    held_since = time.perf_counter()
+    await asyncio.sleep(0.05)
+    least = time.perf_counter() - held_since
+    tower.free.set()
+    await first
+    counted = busy._value.get()
+    assert least <= counted <= time.perf_counter() - begun
+    await asyncio.sleep(0.05)
+    assert busy._value.get() == counted
+    await batcher.stop()
 
 
 async def test_who_left_a_batch_that_fails_is_not_tried_again() -> None:

@@ -34,7 +34,7 @@ from shared.identity import MediaItem
 from shared.telemetry import Metrics
 from tests.unit.test_pool import Fleet, running, sources, until
 
-URLS = [f"http://{name}:1" for name in "abcd"]
+URLS = [f"http://{letter}{number}:1" for number in range(8) for letter in "abcd"]
 Script = Callable[[Job, Share], Awaitable[None]]
 
 
@@ -62,7 +62,7 @@ async def gather(
 ) -> tuple[list[tuple[str, list[int]]], list[int] | EpdError, list[Any]]:
     """What was asked, what came of it (numbers of items, or the error), and the encoders afterwards."""
     attempts, metrics = Scripted(script), Metrics()
-    fleet = Fleet(ids={url: url[7] for url in URLS})
+    fleet = Fleet(ids={url: url[7:9] for url in URLS})
     async with running(fleet, *URLS[:encoders], liveness_timeout=2.0) as pool:
         await until(lambda: pool.ready() == encoders)
         failover = Failover(pool, cast(Attempts, attempts), retries, metrics)
@@ -144,6 +144,12 @@ async def test_refusals_for_load_cost_no_retry_and_end_when_everybody_refused() 
     assert isinstance(result, EncoderOverloaded)
     assert len({url for url, _ in asked}) == len(asked) == 4
     assert {view.circuit for view in views} == {"closed"}
+
+
+async def test_a_large_fleet_that_refuses_is_not_asked_one_by_one() -> None:
+    asked, result, _ = await gather(always(EncoderOverloaded("full")), encoders=30, retries=1)
+    assert isinstance(result, EncoderOverloaded)
+    assert len({url for url, _ in asked}) == len(asked) == 18
 
 
 async def test_an_encoder_that_drains_hands_over() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 from typing import Any, cast
 
 import pytest
 
 from shared import lifecycle
 from shared.errors import EncoderUnavailable
-from shared.lifecycle import Drain, tidy
+from shared.lifecycle import Drain, allow_connections, tidy
 from shared.pacing import PacedProtocol, Pump
 
 
@@ -141,3 +142,23 @@ async def test_when_draining_takes_too_long_what_is_open_is_answered(monkeypatch
         assert (drain.expired.is_set(), ended) == (True, ["told"])
         now[0] = 7.1  # whatever does not end even then is left behind
         assert drain.finished()
+
+
+@pytest.mark.parametrize(
+    ("limits", "after"),
+    [
+        ((1024, 4096), [(4096, 4096)]),
+        ((1024, 2**20), [(65_536, 2**20)]),
+        ((1024, resource.RLIM_INFINITY), [(65_536, resource.RLIM_INFINITY)]),
+        ((2**20, 2**20), []),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), []),
+    ],
+)
+def test_as_many_connections_are_allowed_as_the_system_lets_it_ask_for(
+    limits: tuple[int, int], after: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: told.append(both))
+    allow_connections()
+    assert told == after

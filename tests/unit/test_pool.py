@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from services.language.embeddings.dispatch import ConnectionBroke, Dispatcher, R
 from services.language.embeddings.encoder import EncoderView
 from services.language.embeddings.pool import EncoderPool
 from services.language.embeddings.receiver import Holding, Wait
+from services.language.embeddings.traffic import Traffic
 from services.language.prompt.conversation import MediaSource
 from shared.control import EncoderState, EncoderStatus, Registration, ServiceInfo, Subscription
 from shared.errors import (
@@ -185,6 +187,20 @@ async def test_failures_in_a_row_open_the_circuit_and_a_probe_closes_it() -> Non
         pool.assign(sources(1))
 
 
+async def test_a_probe_is_let_in_when_its_time_has_come_though_nothing_else_happens() -> None:
+    fleet = Fleet()
+    async with running(fleet, A, health_interval=60.0, liveness_timeout=2.0) as pool:
+        await until(pool.ready)
+        for _ in range(3):
+            fail(pool, EncoderFailed("500"))
+        with pytest.raises(EncoderUnavailable, match="circuit is open"):
+            pool.assign(sources(1))
+        while of(pool, A).circuit == "open":
+            fleet.beat(A)
+            await asyncio.sleep(0.01)
+        assert pool.assign(sources(1))
+
+
 async def test_neither_the_clients_fault_nor_load_is_held_against_an_encoder() -> None:
     fleet = Fleet()
     async with running(fleet, A) as pool:
@@ -337,6 +353,7 @@ async def test_registration_and_goodbye() -> None:
         assert (of(pool, B).source, of(pool, B).encoder_id) == ("registered", "b")
         fail(pool, EncoderFailed("500"))
         assert B.encode() in generate_latest(metrics.registry)
+        fleet.answers[B] = ConnectionBroke("gone")
         fleet.beat(B, EncoderState.LEAVING)
         assert of(pool, B).state == "down"
         await until(lambda: pool.describe() == [])
@@ -349,6 +366,17 @@ async def test_an_address_that_nobody_can_be_reached_at_is_refused(url: str) -> 
     async with running(fleet) as pool:
         with pytest.raises(InvalidRequest, match="cannot be reached there"):
             pool.register(Registration(url=url, info=fleet.info(A), max_items=4))
+
+
+async def test_one_that_is_refused_is_forgotten_when_it_registers_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet()
+    async with running(fleet, A) as pool:
+        pool.register(Registration(url=B, info=fleet.info(B), max_items=4))
+        await until(lambda: pool.ready() == 2)
+        fleet.fingerprint = "other"
+        await until(lambda: {view.state for view in pool.describe()} == {"refused"})
+        monkeypatch.setattr("services.language.embeddings.pool.FORGET_AFTER", 0.0)
+        await until(lambda: [view.url for view in pool.describe()] == [A])
 
 
 async def test_items_of_one_request_are_spread_and_room_is_respected() -> None:
@@ -378,3 +406,83 @@ async def test_what_is_moved_goes_to_another() -> None:
         assert other.encoder is not share.encoder
         with pytest.raises(EncoderUnavailable):
             pool.assign(sources(1), frozenset({share.encoder, other.encoder}))
+
+
+async def test_in_a_large_fleet_one_that_falls_silent_is_looked_at_before_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that show life are hardly looked at there, and yet a broken connection is seen sooner than the silence counts."""
+    monkeypatch.setattr(Traffic, "pause", lambda *_: 1000.0)
+    fleet = Fleet()
+    async with running(fleet, A, liveness_timeout=60.0) as pool:
+        await until(pool.ready)
+        looks = len(fleet.subscriptions)
+        fleet.answers[A] = ConnectionBroke("refused")
+        encoder = next(iter(pool._encoders.values()))
+        silence = pool._traffic.suspect(1)
+        pool._tick(encoder, silence / 2, silence, time.monotonic())
+        await asyncio.sleep(0.2)
+        assert len(fleet.subscriptions) == looks
+        pool._tick(encoder, silence, silence, time.monotonic())
+        await until(lambda: not pool.ready())
+        assert of(pool, A).reason == "refused"
+
+
+async def test_a_lease_outlasts_the_looks_of_a_large_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet()
+    async with running(fleet, A, B) as pool:
+        await until(lambda: pool.ready() == 2)
+        monkeypatch.setattr("services.language.embeddings.traffic._LOOKS_PER_SECOND", 0.1)
+        encoder = next(iter(pool._encoders.values()))
+        assert (pool._pause(encoder), pool._subscription(encoder).lease) == (40.0, 201.0)
+
+
+async def test_a_registered_encoder_is_told_when_to_say_so_again_and_looked_at_when_it_was_down() -> None:
+    fleet = Fleet()
+    async with running(fleet, health_interval=60.0, liveness_timeout=60.0) as pool:
+        registration = Registration(url=B, info=fleet.info(B), max_items=4)
+        assert 0 <= pool.register(registration) <= 1
+        await until(pool.ready)
+        looks = len(fleet.subscriptions)
+        fleet.answers[B] = ConnectionBroke("refused")
+        fail(pool, ConnectionBroke("reset"))
+        await until(lambda: len(fleet.subscriptions) > looks)
+        fleet.answers.clear()
+        pool.register(registration)
+        await until(pool.ready)
+
+
+async def test_of_many_encoders_that_are_down_a_failure_tells_some() -> None:
+    urls = [f"http://{number}:1" for number in range(200)]
+    fleet = Fleet(ids={url: url for url in urls})
+    pool = EncoderPool(urls, "same", cast(Dispatcher, fleet), lambda _: "tcp://reply-to:1", Options(), Metrics())
+    with pytest.raises(EncoderUnavailable, match="and 196 more") as none:
+        pool.check(1)
+    assert len(none.value.message) < 1000
+
+
+async def test_more_encoders_than_it_watches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.language.embeddings.pool.MAX_ENCODERS", 1)
+    fleet = Fleet()
+    async with running(fleet) as pool:
+        pool.register(Registration(url=A, info=fleet.info(A), max_items=4))
+        with pytest.raises(InvalidRequest, match="that is all this service watches"):
+            pool.register(Registration(url=B, info=fleet.info(B), max_items=4))
+        pool.register(Registration(url=A, info=fleet.info(A), max_items=4))
+
+
+async def test_one_that_takes_less_from_now_on_gets_no_more_than_that() -> None:
+    fleet = Fleet()
+    async with running(fleet, A, health_interval=60.0) as pool:
+        await until(pool.ready)
+        pool.sign("a", Heartbeat(encoder_id="a", state=EncoderState.READY, items_in_work=0, max_items=2))
+        with pytest.raises(EncoderOverloaded):
+            pool.assign(sources(3))
+        assert pool.assign(sources(2))
+
+
+async def test_signs_of_life_go_by_the_process_that_is_there_now() -> None:
+    fleet = Fleet()
+    async with running(fleet, A, health_interval=0.01) as pool:
+        await until(pool.ready)
+        fleet.ids[A] = "a2"
+        await until(lambda: of(pool, A).encoder_id == "a2" and pool.ready())
+        assert set(pool._processes) == {"a2"}

@@ -105,6 +105,20 @@ def test_a_secret_that_others_can_read_is_a_warning(tmp_path: Path, mode: int, w
     assert [line["log_level"] for line in logs] == ["warning"] * warned
 
 
+@pytest.mark.parametrize(("mode", "warned"), [(0o440, False), (0o640, False), (0o444, True)])
+def test_the_group_may_read_a_secret_that_was_mounted_for_it(
+    tmp_path: Path, mode: int, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "epd"
+    path.write_bytes(SECRET)
+    path.chmod(mode)
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    monkeypatch.setattr(os, "getgroups", lambda: [path.stat().st_gid])
+    with structlog.testing.capture_logs() as logs:
+        load_secret(path)
+    assert [line["log_level"] for line in logs] == ["warning"] * warned
+
+
 def test_without_a_file_each_process_has_a_secret_of_its_own() -> None:
     assert load_secret(None) != load_secret(None)
 

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request
 
 from services.language.embeddings.encoder import EncoderList
 from services.language.embeddings.pool import EncoderPool
-from shared.control import Registration
+from shared.control import Registered, Registration
 from shared.errors import InvalidRequest
 from shared.guard import guarded
 from shared.openapi import failures
@@ -34,12 +34,11 @@ def install_encoder_routes(app: FastAPI, seam: Seam) -> None:
     @control.post(
         "/v1/encoders",
         tags=["encoders"],
-        summary="Register an encoder; it says so again every second",
+        summary="Register an encoder; it says so again and again",
         responses=failures(InvalidRequest, invalid_request="The encoder at http://encoder:8001 is refused: another model."),
     )
-    async def register(registration: Registration) -> dict[str, str]:
+    async def register(registration: Registration) -> Registered:
         pool: EncoderPool = app.state.pool
-        pool.register(registration)
-        return {"status": "registered"}
+        return Registered(again=pool.register(registration))
 
     app.include_router(control)

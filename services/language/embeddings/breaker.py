@@ -38,9 +38,13 @@ class Breaker:
 
     def admits(self) -> bool:
         """Whether a request may pass. A probe that takes long does not keep the next one out for longer than a pause."""
-        if self.circuit is not Circuit.HALF_OPEN:
-            return self.circuit is Circuit.CLOSED
-        return self._probed is None or self._clock() >= self._probed + self._pause
+        return self._clock() >= self.admits_at()
+
+    def admits_at(self) -> float:
+        """From when on, by the clock, a request may pass; minus infinity where the circuit is closed."""
+        if self._opened is None:
+            return float("-inf")
+        return max(self._opened, float("-inf") if self._probed is None else self._probed) + self._pause
 
     def enter(self) -> bool:
         """A request that was admitted passes; True if it is the probe. Each one ends by ``leave``."""

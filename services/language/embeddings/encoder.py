@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -17,7 +17,6 @@ from services.language.embeddings.receiver import Wait
 from services.language.prompt.conversation import MediaSource
 from shared.control import ServiceInfo, Transport
 from shared.errors import EpdError
-from shared.pace import Pace
 
 
 class State(StrEnum):
@@ -70,7 +69,8 @@ class Encoder:
 
     ``reply_to`` is where it shall send embeddings; found by the watcher, since names may take long to resolve. ``agreed`` is
     set while its last answer was compatible; it is ready when signs of life arrive on the data channel too. ``silent_for``
-    is the time in seconds without one, as the pool's monitor counts it. ``waits`` are those of the attempts it has in work.
+    is the time in seconds without one, as the pool's monitor counts it. ``load`` counts the items that this service has asked
+    it for, ``waits`` are those of the attempts it has in work.
     """
 
     url: str
@@ -87,15 +87,10 @@ class Encoder:
     silent_for: float = float("inf")
     last_sign: float | None = None
     announced: float = 0.0
-    pace: Pace = field(default_factory=Pace)
+    load: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     waits: set[Wait] = field(default_factory=set)
     look_now: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def load(self) -> int:
-        """Items that this service has asked it for."""
-        return self.pace.open
 
     @property
     def encoder_id(self) -> str | None:
@@ -144,10 +139,12 @@ class Encoder:
 
 
 class Share:
-    """The items of one request that go to one encoder together. They count as its load until the share is released."""
+    """The items of one request that go to one encoder together. They count as its load until the share is released, which
+    ``released`` is told of."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, released: Callable[[Share], None]) -> None:
         self.encoder = encoder
+        self._tell = released
         self.sources: list[MediaSource] = []
         self.began = time.monotonic()
         self.breaker = encoder.breaker  # of the process that is asked, whoever is behind the URL when it ends
@@ -156,15 +153,16 @@ class Share:
 
     def add(self, source: MediaSource) -> None:
         self.sources.append(source)
-        self.encoder.pace.begin()
+        self.encoder.load += 1
 
     def release(self, ok: bool | None = None) -> None:
         """Ends it: well, badly, or in a way that says nothing about the encoder. Only the first call counts."""
         if self._released:
             return
         self._released = True
-        self.encoder.pace.end(len(self.sources))
+        self.encoder.load -= len(self.sources)
         self.breaker.leave(self._probe, ok)
+        self._tell(self)
 
     def rest(self, there: Container[int]) -> list[MediaSource]:
         """The sources whose items are not ``there`` yet."""

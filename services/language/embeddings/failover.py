@@ -27,7 +27,9 @@ from shared.together import together
 
 _log = get_logger("failover")
 
-# Nothing was done yet for a refused share, so moving it costs no retry: it ends when every healthy encoder has refused.
+# Nothing was done yet for a refused share, so moving it costs no retry while no more encoders than these were asked. Where
+# as many of the least loaded refused, a thousand others would too, and to ask them all would only add to their load.
+_FREE_REFUSALS = 16
 _REFUSALS = (EncoderOverloaded, EncoderUnavailable)
 _MOVES = (
     *_REFUSALS,
@@ -92,8 +94,8 @@ class Failover:
             self._pool.report(share, None)
             return
         rest = share.rest(job.items)
-        refused = isinstance(failure, _REFUSALS)
-        if not isinstance(failure, _MOVES) or (retries == 0 and not refused):
+        free = isinstance(failure, _REFUSALS) and len(avoiding) < _FREE_REFUSALS
+        if not isinstance(failure, _MOVES) or (retries == 0 and not free):
             raise failure
         avoiding = avoiding | {share.encoder}
         try:
@@ -103,4 +105,4 @@ class Failover:
             raise failure from None
         self._failovers.labels(failure.code).inc(len(rest))
         _log.warning("items moved", items=len(rest), code=failure.code, reason=failure.message, encoder_id=failure.encoder_id)
-        await self._run(job, shares, avoiding, retries if refused else retries - 1)
+        await self._run(job, shares, avoiding, retries if free else retries - 1)

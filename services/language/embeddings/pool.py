@@ -7,18 +7,20 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Protocol
 
+from services.language.embeddings.assignment import Assignment
 from services.language.embeddings.breaker import Breaker
-from services.language.embeddings.choice import choose
 from services.language.embeddings.dispatch import ConnectionBroke, Dispatcher, Refused
 from services.language.embeddings.encoder import Encoder, EncoderView, Share, State
+from services.language.embeddings.measures import EncoderMeasures
 from services.language.embeddings.memory import OpenMemory
+from services.language.embeddings.traffic import Traffic
 from services.language.prompt.conversation import MediaSource
 from shared.addresses import check_base_url
 from shared.control import EncoderState, EncoderStatus, Registration, ServiceInfo, Subscription
 from shared.errors import (
-    ERRORS,
     ClientError,
     EncoderFailed,
     EncoderLost,
@@ -34,12 +36,12 @@ from shared.wire import VERSION, Heartbeat
 
 _log = get_logger("pool")
 
-MAX_ENCODERS = 256
-# A registered encoder that is down and has not announced itself for so many seconds is forgotten.
+MAX_ENCODERS = 4096
+# A registered encoder that is down or refused and has not announced itself for so many seconds is forgotten.
 FORGET_AFTER = 30.0
-# Signs of life and monitor ticks in one liveness timeout; several, since one may be lost or late.
-_SIGNS = 8
+# Monitor ticks in one liveness timeout.
 _TICKS = 20
+_REASONS = 4  # encoders whose reasons a failure tells; of a thousand, nobody reads more
 
 
 class PoolOptions(Protocol):
@@ -83,13 +85,13 @@ class EncoderPool:
         self._resolver = ThreadPoolExecutor(2, thread_name_prefix="resolve")
         self._tasks: dict[Encoder | None, asyncio.Task[None]] = {}
         self._encoders: dict[str, Encoder] = {}
-        self._attempts = metrics.counter(
-            "epd_attempts_total", "Shares of requests that encoders were asked for, by outcome.", "encoder", "code"
-        )
-        self._seconds = metrics.histogram("epd_attempt_seconds", "Time of one share of a request at an encoder.", "encoder")
+        self._ready = 0
+        # By the id of the process. One may be reached at several addresses.
+        self._processes: dict[str, set[Encoder]] = {}
+        self._assignment = Assignment(self._why_none)
+        self._traffic = Traffic(options.health_interval, options.liveness_timeout)
+        self._measures = EncoderMeasures(metrics)
         metrics.gauge("epd_encoders_ready", "Encoders that can be asked now.").set_function(self.ready)
-        self._states = metrics.gauge("epd_encoder_ready", "Whether an encoder can be asked now.", "encoder")
-        self._loads = metrics.gauge("epd_encoder_in_flight", "Items that an encoder was asked for.", "encoder")
         for url in urls:
             self._add(url, configured=True)
 
@@ -108,7 +110,7 @@ class EncoderPool:
 
     def ready(self) -> int:
         """How many encoders can be asked."""
-        return sum(encoder.state is State.READY for encoder in self._encoders.values())
+        return self._ready
 
     def describe(self) -> list[EncoderView]:
         """All encoders, as the API shows them."""
@@ -123,43 +125,22 @@ class EncoderPool:
             EncoderUnavailable: none is healthy, or none besides those to avoid.
             EncoderOverloaded: those that are have no room.
         """
-        sources = list(sources)
-        usable = self.check(len(sources), avoiding)
-        shares: dict[Encoder, Share] = {}
-        for source in sources:
-            free = [encoder for encoder in usable if encoder.load < encoder.capacity]
-            encoder = choose(None if avoiding else source.routing_key, free)
-            if encoder not in shares:
-                shares[encoder] = Share(encoder)
-            shares[encoder].add(source)
-        return list(shares.values())
+        return self._assignment.assign(sources, avoiding)
 
-    def check(self, items: int, avoiding: frozenset[Encoder] = frozenset()) -> list[Encoder]:
-        """The encoders that can be asked for ``items`` items now.
+    def check(self, items: int, avoiding: frozenset[Encoder] = frozenset()) -> None:
+        """Whether encoders could be asked for ``items`` items now.
 
         Raises:
             EncoderUnavailable: none is healthy, or none besides those to avoid.
             EncoderOverloaded: those that are have no room.
         """
-        usable = [
-            encoder
-            for encoder in self._encoders.values()
-            if encoder.state is State.READY and encoder.breaker.admits() and encoder not in avoiding
-        ]
-        if not usable:
-            raise EncoderUnavailable(self._why_none())
-        missing = items - sum(max(0, encoder.capacity - encoder.load) for encoder in usable)
-        if missing > 0:
-            wait = min(encoder.pace.time_for(-(-missing // len(usable))) for encoder in usable)
-            raise EncoderOverloaded("Every healthy encoder has as many items in work as it takes.", retry_after=wait)
-        return usable
+        self._assignment.check(items, avoiding)
 
     def report(self, share: Share, error: EpdError | None, blame: bool = True) -> None:
         """Says how a share ended, and releases it. Without ``blame`` the encoder is not held responsible for the failure."""
         encoder = share.encoder
         if self._encoders.get(encoder.url) is encoder:  # else it is forgotten, and so are its labels
-            self._attempts.labels(encoder.url, "ok" if error is None else error.code).inc()
-            self._seconds.labels(encoder.url).observe(time.monotonic() - share.began)
+            self._measures.attempt(encoder, "ok" if error is None else error.code, time.monotonic() - share.began)
         if error is None or isinstance(error, ClientError):
             share.release(ok=True)
             return
@@ -173,6 +154,7 @@ class EncoderPool:
         share.release(ok=False)
         if isinstance(error, EncoderLost):
             share.breaker.trip()
+            self._assignment.settle(encoder)
         elif isinstance(error, ConnectionBroke):
             self._down(encoder, error.message)
             encoder.look_now.set()
@@ -180,24 +162,28 @@ class EncoderPool:
     def _why_none(self) -> str:
         if not self._encoders:
             return "No encoder is configured or registered, and this service computes no vision itself."
-        reasons = "; ".join(
+        reasons = [
             f"{encoder.url}: {encoder.reason or f'its circuit is {encoder.breaker.circuit}'}"
-            for encoder in self._encoders.values()
-        )
-        return f"No encoder is healthy, and this service computes no vision itself ({reasons})."
+            for encoder in islice(self._encoders.values(), _REASONS)
+        ]
+        if len(self._encoders) > _REASONS:
+            reasons.append(f"and {len(self._encoders) - _REASONS} more")
+        return f"No encoder is healthy, and this service computes no vision itself ({'; '.join(reasons)})."
 
     # ------------------------------------------------------------------------------------------------- signs of life
 
     def sign(self, encoder_id: str, heartbeat: Heartbeat | None) -> None:
         """Something arrived from an encoder on the data channel."""
-        for encoder in self._encoders.values():
-            if encoder.encoder_id == encoder_id:
-                encoder.alive()
-                if heartbeat is not None:
-                    self._hear(encoder, heartbeat)
+        for encoder in self._processes.get(encoder_id, ()):
+            encoder.alive()
+            if heartbeat is not None:
+                self._hear(encoder, heartbeat)
 
     def _hear(self, encoder: Encoder, heartbeat: Heartbeat) -> None:
-        encoder.items_in_work, encoder.capacity = heartbeat.items_in_work, heartbeat.max_items
+        encoder.items_in_work = heartbeat.items_in_work
+        if encoder.capacity != heartbeat.max_items:
+            encoder.capacity = heartbeat.max_items
+            self._assignment.settle(encoder)
         if heartbeat.state is EncoderState.LEAVING:
             self._down(encoder, "it said goodbye")
             encoder.announced = float("-inf")
@@ -214,16 +200,20 @@ class EncoderPool:
         while True:
             await asyncio.sleep(tick)
             now = time.monotonic()
+            suspect = self._traffic.suspect(len(self._encoders))
             for encoder in list(self._encoders.values()):
                 try:
-                    self._tick(encoder, min(now - before, 3 * tick), now)
+                    self._tick(encoder, min(now - before, 3 * tick), suspect, now)
                 except Exception as error:
                     # Without a monitor nothing would ever be lost again.
                     _log.error("watching for signs of life failed", url=encoder.url, exc_info=error)
             before = now
 
-    def _tick(self, encoder: Encoder, seconds: float, now: float) -> None:
+    def _tick(self, encoder: Encoder, seconds: float, suspect: float, now: float) -> None:
+        silent_before = encoder.silent_for
         encoder.silent_for += seconds
+        if silent_before <= suspect < encoder.silent_for:
+            encoder.look_now.set()
         if encoder.silent_for > self._options.liveness_timeout:
             text = f"it showed no sign of life for {self._options.liveness_timeout:g} s"
             if encoder.state in (State.READY, State.DRAINING):
@@ -231,15 +221,15 @@ class EncoderPool:
                 self._down(encoder, text)
             # Also of one that is known to be down: that its connections still stand does not mean that anything comes of them.
             encoder.abandon(EncoderLost(f"The encoder at {encoder.url} is lost: {text}; nothing was computed locally instead."))
-        gone = encoder.state is State.DOWN and now - encoder.announced > FORGET_AFTER
+        gone = encoder.state in (State.DOWN, State.REFUSED) and now - encoder.announced > FORGET_AFTER
         if gone and not encoder.configured and not encoder.waits:
             self._forget(encoder)
 
     # ----------------------------------------------------------------------------------------------------- watching
 
     async def _watch(self, encoder: Encoder) -> None:
-        interval = self._options.health_interval
         while True:
+            await self._traffic.turn()
             try:
                 if encoder.state is not State.READY:
                     loop = asyncio.get_running_loop()
@@ -260,19 +250,28 @@ class EncoderPool:
                 self._down(encoder, f"looking at it failed ({type(error).__name__})")
             # Not by wait_for, which in Python 3.11 can swallow a cancellation.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval):
+                async with asyncio.timeout(self._pause(encoder)):
                     await encoder.look_now.wait()
                 # Something just failed: give it a moment, then look sooner than usual.
-                await asyncio.sleep(min(0.1, interval))
+                await asyncio.sleep(min(0.1, self._options.health_interval))
             encoder.look_now.clear()
 
+    def _pause(self, encoder: Encoder) -> float:
+        """Seconds until the next look at an encoder. Those that are ready show life by themselves, so that a look only renews
+        the subscription; in a large fleet they are looked at less often, as are those that are not, when these are many."""
+        if encoder.state is not State.READY:
+            return self._traffic.pause(len(self._encoders) - self._ready)
+        if encoder.silent_for > self._traffic.suspect(len(self._encoders)):
+            return self._options.health_interval
+        return self._traffic.pause(self._ready)
+
     def _subscription(self, encoder: Encoder) -> Subscription:
-        options = self._options
+        encoders = len(self._encoders)
         # Signs must go on while a few looks in a row are slow.
-        lease = max(10.0, 5 * (options.health_interval + options.liveness_timeout))
+        lease = max(10.0, 5 * (self._traffic.pause(encoders) + self._options.liveness_timeout))
         return Subscription(
             reply_to=encoder.reply_to,
-            interval=options.liveness_timeout / _SIGNS,
+            interval=self._traffic.beat(encoders),
             lease=min(600.0, lease),
             curve=self._curve,
             offer=None if self._memory is None else self._memory.offer(encoder.encoder_id),
@@ -289,6 +288,7 @@ class EncoderPool:
             self._close_memory(encoder)
             encoder.breaker = self._breaker()
             encoder.silent_for = float("inf")
+            self._rename(encoder, status.info.service_id)
         encoder.info, encoder.capacity, encoder.items_in_work = status.info, status.max_items, status.items_in_work
         encoder.transport = status.transport
         why_not = self._incompatible(status.info)
@@ -301,7 +301,8 @@ class EncoderPool:
             self._set(encoder, State.READY, "")
         else:
             # Not logged: the first sign is a moment behind the answer.
-            encoder.state, encoder.reason = State.DOWN, f"no sign of life of it arrives at {encoder.reply_to}"
+            self._become(encoder, State.DOWN, f"no sign of life of it arrives at {encoder.reply_to}")
+        self._assignment.settle(encoder)
 
     def _incompatible(self, info: ServiceInfo) -> str | None:
         if info.service != "encoder":
@@ -314,8 +315,8 @@ class EncoderPool:
 
     # --------------------------------------------------------------------------------------------------- membership
 
-    def register(self, registration: Registration) -> None:
-        """An encoder announces itself; new ones are watched from now on.
+    def register(self, registration: Registration) -> float:
+        """An encoder announces itself; new ones are watched from now on. Returns the seconds after which it shall do so again.
 
         Raises:
             InvalidRequest: its address is none to send to, its model or wire version is another, or there are too many.
@@ -335,14 +336,14 @@ class EncoderPool:
             encoder.capacity = registration.max_items
             self._start(encoder)
             _log.info("encoder registered", url=url, encoder_id=registration.info.service_id)
-        elif encoder.encoder_id != registration.info.service_id:
+        elif encoder.encoder_id != registration.info.service_id or encoder.state is State.DOWN:
             encoder.look_now.set()
         encoder.announced = time.monotonic()
+        return self._traffic.round(len(self._encoders))
 
     def _add(self, url: str, configured: bool) -> Encoder:
         encoder = self._encoders[url] = Encoder(url, self._breaker(), configured)
-        self._states.labels(url).set_function(lambda: encoder.state is State.READY)
-        self._loads.labels(url).set_function(lambda: encoder.load)
+        self._measures.add(encoder)
         return encoder
 
     def _breaker(self) -> Breaker:
@@ -356,14 +357,19 @@ class EncoderPool:
         del self._encoders[encoder.url]
         self._tasks.pop(encoder).cancel()
         self._close_memory(encoder)
-        self._states.remove(encoder.url)
-        self._loads.remove(encoder.url)
-        with contextlib.suppress(KeyError):
-            self._seconds.remove(encoder.url)
-        for code in ("ok", *ERRORS):
-            with contextlib.suppress(KeyError):
-                self._attempts.remove(encoder.url, code)
+        self._rename(encoder, None)
+        self._measures.remove(encoder)
         _log.info("encoder forgotten", url=encoder.url)
+
+    def _rename(self, encoder: Encoder, encoder_id: str | None) -> None:
+        """Another process is behind an encoder's address, or (None) nobody is any more."""
+        if encoder.encoder_id is not None:
+            known = self._processes[encoder.encoder_id]
+            known.discard(encoder)
+            if not known:
+                del self._processes[encoder.encoder_id]
+        if encoder_id is not None:
+            self._processes.setdefault(encoder_id, set()).add(encoder)
 
     def _close_memory(self, encoder: Encoder) -> None:
         """What is open of an encoder's memory is closed, since it may be gone; if it is not, it is opened again when needed."""
@@ -379,4 +385,9 @@ class EncoderPool:
         if (encoder.state, encoder.reason) != (state, reason):
             log = _log.info if state is State.READY else _log.warning
             log("encoder changed", url=encoder.url, encoder_id=encoder.encoder_id, state=state.value, reason=reason)
+            self._become(encoder, state, reason)
+
+    def _become(self, encoder: Encoder, state: State, reason: str) -> None:
+        self._ready += (state is State.READY) - (encoder.state is State.READY)
         encoder.state, encoder.reason = state, reason
+        self._assignment.settle(encoder)
