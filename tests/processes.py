@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,10 +20,15 @@ from services.loadtest.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = ROOT / "examples" / "demo_model"
-START_TIMEOUT = 90.0
+START_TIMEOUT = 600.0
+"""Seconds. What ends instead of getting ready is noticed at once; vLLM takes a multiple of the other engine's time."""
 
 UNCACHED: dict[str, Any] = {"embedding_cache_bytes": 0, "media_cache_bytes": 0}
 """Settings of either service by which a picture that comes again takes the same way as the first time."""
+
+LANGUAGE_SETTINGS = "EPD_TESTED_LANGUAGE"
+"""A variable of the tests': a JSON object of settings that every language service has where a test says nothing else. By it the
+same tests are about another engine."""
 
 T = TypeVar("T")
 
@@ -48,7 +54,8 @@ class Service:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / f"{name}-{self.port}.log"
         clean = {key: value for key, value in os.environ.items() if not key.startswith("EPD_")}
-        given = {f"EPD_{key.upper()}": str(value) for key, value in settings.items()}
+        usual = json.loads(os.environ.get(LANGUAGE_SETTINGS, "{}")) if name == "language" else {}
+        given = {f"EPD_{key.upper()}": str(value) for key, value in (usual | settings).items()}
         self._environment = clean | {"EPD_MODEL": str(DEMO_MODEL)} | given
         self._process: subprocess.Popen[bytes] | None = None
 

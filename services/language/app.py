@@ -36,9 +36,9 @@ from services.language.embeddings.gather import Gatherer
 from services.language.embeddings.memory import OpenMemory
 from services.language.embeddings.pool import EncoderPool
 from services.language.embeddings.receiver import Receiver
+from services.language.engine.choice import make_engine_of
 from services.language.engine.interface import Engine, EngineStartError
-from services.language.engine.torch.engine import TorchEngine
-from services.language.engine.torch.options import EngineOptions
+from services.language.engine.options import EngineOptions
 from services.language.failures import RecentFailures
 from services.language.models.facts import LanguageFacts
 from services.language.settings import LanguageSettings
@@ -59,12 +59,14 @@ from shared.wire import MAX_HEADER_BYTES, VERSION
 _log = get_logger("language")
 
 
-def create_app(settings: LanguageSettings, make_engine: Callable[[EngineOptions], Engine] = TorchEngine) -> FastAPI:
-    """The language service's ASGI application. Nothing is loaded until its lifespan starts.
+def create_app(settings: LanguageSettings, make_engine: Callable[[EngineOptions], Engine] | None = None) -> FastAPI:
+    """The language service's ASGI application. Nothing is loaded until its lifespan starts. Without ``make_engine`` the engine
+    is the one that the settings name.
 
     Raises:
-        ValueError, OSError: it would be open to strangers, or the secret is none.
+        ValueError, OSError: it would be open to strangers, the secret is none, or the engine is not installed.
     """
+    make_engine = make_engine or make_engine_of(settings.engine)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -76,6 +78,7 @@ def create_app(settings: LanguageSettings, make_engine: Callable[[EngineOptions]
             engine = make_engine(engine_options(settings, folder))
             owned.push_async_callback(engine.stop)
             starting = asyncio.create_task(engine.start())  # beside what else takes time
+            owned.push_async_callback(given_up, starting)
             kind = settings.device, settings.dtype, settings.families, settings.trust_remote_code
             with refusing():
                 facts = await asyncio.to_thread(LanguageFacts, folder, *kind)
@@ -154,6 +157,12 @@ def create_app(settings: LanguageSettings, make_engine: Callable[[EngineOptions]
     return app
 
 
+async def given_up(task: asyncio.Task[None]) -> None:
+    """Ends a task that nobody waits for any more; does nothing to one that has ended."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 def engine_options(settings: LanguageSettings, folder: Path) -> EngineOptions:
     """The settings that are the engine's."""
     return EngineOptions(
@@ -169,6 +178,7 @@ def engine_options(settings: LanguageSettings, folder: Path) -> EngineOptions:
         max_embedding_bytes=settings.max_embedding_bytes,
         families=settings.families,
         trusted=settings.trust_remote_code,
+        vllm_args=settings.vllm_args,
         log_level=settings.log_level,
         log_format=settings.log_format,
     )

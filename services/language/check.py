@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.language.engine.interface import EngineStartError
+from services.language.engine.options import EngineName
 from services.language.engine.torch.runner import Runner
+from services.language.engine.vllm.items import form_of
 from services.language.models.facts import LanguageFacts
 from shared.appraisal import CheckSettings, Kind, PoolSize, Served, run, served
 from shared.checkpoint import pick_device, published_tensors, resolve
@@ -20,6 +23,8 @@ class LanguageCheck(CheckSettings):
     __doc__ = CheckSettings.__doc__
 
     model_config = SettingsConfigDict(cli_prog_name="python -m services.language check")
+
+    engine: EngineName = Field("torch", description="The engine that it is to be served by.")
 
 
 def check(arguments: Sequence[str]) -> int:
@@ -38,9 +43,24 @@ def appraise(settings: CheckSettings) -> Served:
     tensors = published_tensors(settings.model, folder)
     sketch = facts.half.sketch(facts.dtype, tensors)
     kind = Kind(pick_device(settings.device), facts.dtype)
-    pool = _pool(facts)
+    assert isinstance(settings, LanguageCheck)
+    if settings.engine == "vllm":
+        _check_items(facts)
+    pool = _pool(facts) if settings.engine == "torch" else None
     axes = 3 if facts.half.by_grid else 1
     return served(facts.family, facts.config, kind, sketch, "language", tensors, positions=axes, pool=pool)
+
+
+def _check_items(facts: LanguageFacts) -> None:
+    """Of vLLM only whether it takes the family's items is known without starting it.
+
+    Raises:
+        ValueError: it does not.
+    """
+    try:
+        form_of(facts)
+    except EngineStartError as error:
+        raise ValueError(str(error)) from error
 
 
 def _pool(facts: LanguageFacts) -> PoolSize:

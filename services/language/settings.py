@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.language.engine.options import EngineName
 from shared.addresses import base_urls
 from shared.settings import ServiceSettings
 
@@ -63,6 +65,10 @@ class LanguageSettings(ServiceSettings):
     )
     embedding_cache_bytes: int = Field(
         256 * 2**20, ge=0, description="Bytes of embeddings kept for pictures that come again; 0 keeps none, nor shares any."
+    )
+    engine: EngineName = Field("torch", description="What computes the language half: see docs/engines.md.")
+    vllm_args: dict[str, Any] = Field(
+        default_factory=dict, description="A JSON object of vLLM's own engine arguments, for EPD_ENGINE=vllm."
     )
     kv_cache_memory: int = Field(0, ge=0, description="Bytes of the key/value pool; 0 is as much as is useful and there.")
     block_size: int = Field(16, gt=0, description="Tokens of one block of the pool.")

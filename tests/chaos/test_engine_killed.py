@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -17,16 +18,21 @@ from tests.processes import Service, wait_for
 
 def engine_of(language: Service) -> int:
     """The process id of a language service's engine."""
-    found = subprocess.run(["pgrep", "-P", str(language.process.pid), "-f", "engine.torch.worker"], capture_output=True)
+    found = subprocess.run(["pgrep", "-P", str(language.process.pid), "-f", "engine.(torch|vllm).worker"], capture_output=True)
     return int(found.stdout or 0)
 
 
 def test_a_dead_engine_is_told_and_replaced(tmp_path: Path) -> None:
+    check_a_death(tmp_path, engine_of)
+
+
+def check_a_death(folder: Path, victim: Callable[[Service], int]) -> None:
+    """Kills the process that ``victim`` finds, in the middle of an answer."""
     with (
-        Service("language", tmp_path, encoders="").start() as language,
+        Service("language", folder, encoders="").start() as language,
         httpx.Client(base_url=language.url, timeout=30, trust_env=False) as client,
     ):
-        engine = engine_of(language)
+        engine = victim(language)
         assert engine
         long = user("Hello!", stream=True, max_tokens=2000, ignore_eos=True)
         with client.stream("POST", "/v1/chat/completions", json=long) as response:
@@ -43,7 +49,7 @@ def test_a_dead_engine_is_told_and_replaced(tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_overloaded")
         assert refused.headers["retry-after"]
         language.wait_until_ready()
-        assert engine_of(language) not in (0, engine)
+        assert victim(language) not in (0, engine)
         answer = client.post("/v1/chat/completions", json=user("Hello!"))
         assert answer.json()["choices"][0]["message"]["content"] == TALK["Hello!"]
 

@@ -127,8 +127,8 @@ def test_what_a_drain_has_no_time_for_is_told(tmp_path: Path, stream: bool) -> N
             assert '"code":"engine_overloaded"' in response.text.replace(" ", "")
         else:
             assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_overloaded")
-        assert services.language.process.wait(10) == 0
         assert time.monotonic() - began < 4
+        assert services.language.process.wait(20) == 0
 
 
 @pytest.mark.parametrize("name", ["encoder", "language"])

@@ -48,6 +48,7 @@ NEED_TORCHVISION = ("pixtral", "mistral3", "kimi_k25")
 """Those whose processor transformers does not have without it."""
 
 
-def make(name: str, folder: Path) -> Path:
-    """The tiny checkpoint called ``name``, in ``folder``: config, weights, tokenizer with chat template, and processor."""
-    return Path(pkgutil.resolve_name(BUILDERS[name])(folder))
+def make(name: str, folder: Path, **options: int) -> Path:
+    """The tiny checkpoint called ``name``, in ``folder``: config, weights, tokenizer with chat template, and processor.
+    ``options`` are those of its builder."""
+    return Path(pkgutil.resolve_name(BUILDERS[name])(folder, **options))

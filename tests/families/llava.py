@@ -13,7 +13,7 @@ from transformers import (
     LlavaOnevisionImageProcessorPil,
 )
 
-from tests.families.parts import ids, make_tokenizer, save, text, tower
+from tests.families.parts import HEADS, ids, make_tokenizer, save, text, tower
 
 TEMPLATE = """\
 {% for message in messages %}{{ message.role | upper }}: \
@@ -30,12 +30,12 @@ ONEVISION = """\
 {% endif %}"""
 
 
-def llava(folder: Path) -> Path:
+def llava(folder: Path, heads: int = HEADS) -> Path:
     """Its tokenizer puts a token before the prompt that its template does not know of; the template is in a file of its own."""
     tokenizer = make_tokenizer(TEMPLATE, "<image>", bos="<s>")
     config = LlavaConfig(
         vision_config={"model_type": "clip_vision_model", "projection_dim": 32, **tower(num_hidden_layers=3)},
-        text_config={"model_type": "llama", **text(tokenizer)},
+        text_config={"model_type": "llama", **text(tokenizer, heads)},
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         image_seq_length=16,
     )
@@ -47,13 +47,13 @@ def llava(folder: Path) -> Path:
     return folder
 
 
-def llava_onevision(folder: Path) -> Path:
+def llava_onevision(folder: Path, heads: int = HEADS) -> Path:
     """Tiles of 32 pixels; a picture of more than 9 of them has its features scaled down."""
     tokenizer = make_tokenizer(ONEVISION, "<image>", "<video>")
     grid: list[list[int]] = [[32 * height, 32 * width] for height in range(1, 5) for width in range(1, 5)]
     config = LlavaOnevisionConfig(
         vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **tower()},
-        text_config={"model_type": "qwen2", **text(tokenizer)},
+        text_config={"model_type": "qwen2", **text(tokenizer, heads)},
         image_grid_pinpoints=grid,
         **ids(tokenizer, image_token_index="<image>", video_token_index="<video>"),
     )

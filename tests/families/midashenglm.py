@@ -19,7 +19,7 @@ from transformers.audio_utils import load_audio
 
 from tests.chats import Part, Sound, data_url
 from tests.families.dasheng import embeddings, triangles
-from tests.families.parts import MROPE, SPREAD, WIDTH, make_tokenizer, text
+from tests.families.parts import SPREAD, WIDTH, make_tokenizer, mrope, text
 
 TEMPLATE = """\
 {% for message in messages %}<|im_start|>{{ message.role }}
@@ -79,8 +79,8 @@ def midashenglm(folder: Path, tower: dict[str, Any] | None = None) -> Path:
         "text_config": {
             "model_type": "qwen2_5_omni_text",
             **decoder,
-            "rope_scaling": {"mrope_section": MROPE["mrope_section"], "rope_type": "default", "type": "default"},
-            "rope_theta": MROPE["rope_theta"],
+            "rope_scaling": {"mrope_section": mrope()["mrope_section"], "rope_type": "default", "type": "default"},
+            "rope_theta": mrope()["rope_theta"],
         },
     }
     tokenizer.save_pretrained(folder)

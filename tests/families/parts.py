@@ -18,7 +18,14 @@ WIDTH = 64
 SPREAD = 0.2
 """Of random weights: with less of it, what a picture shows hardly changes an answer."""
 
-MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+HEADS = 4
+"""Of attention, 16 wide; a family whose builder takes ``heads`` can have fewer, wider ones, which vLLM's kernels want."""
+
+
+def mrope(heads: int = HEADS) -> dict[str, Any]:
+    """Rotary positions in three dimensions, half of each head's frequencies for time, the rest for height and width."""
+    quarter = WIDTH // heads // 4
+    return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [quarter, quarter // 2, quarter // 2]}
 
 
 def make_tokenizer(template: str, *tokens: str, named: Mapping[str, str] | None = None, bos: str | None = None) -> Any:
@@ -46,16 +53,16 @@ def ids(tokenizer: Any, **tokens: str) -> dict[str, int]:
     return found
 
 
-def text(tokenizer: Any, **more: Any) -> dict[str, Any]:
-    """The configuration of a small decoder with grouped-query attention."""
+def text(tokenizer: Any, heads: int = HEADS, **more: Any) -> dict[str, Any]:
+    """The configuration of a small decoder with grouped-query attention: two query heads for each of keys and values."""
     return {
         "vocab_size": len(tokenizer),
         "hidden_size": WIDTH,
         "intermediate_size": 96,
         "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
+        "head_dim": WIDTH // heads,
         "max_position_embeddings": 2048,
         "initializer_range": SPREAD,
         "bos_token_id": tokenizer.bos_token_id,

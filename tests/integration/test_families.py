@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import httpx
@@ -90,17 +92,23 @@ def _params(names: tuple[str, ...], needed: tuple[str, ...] = NEED_TORCHVISION) 
 
 @pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp(request.param)
-    model = make(request.param, folder / "model")
+    with serve(request.param, tmp_path_factory.mktemp(request.param)) as running:
+        yield running
+
+
+@contextmanager
+def serve(name: str, folder: Path, **options: int) -> Iterator[Served]:
+    """A pair with the tiny checkpoint called ``name``, which is built with ``options``."""
+    model = make(name, folder / "model", **options)
     with (
         Service("encoder", folder, model=model, **UNCACHED).start(wait=False) as encoder,
         Service("language", folder, model=model, encoders=encoder.url).start(wait=False) as language,
         httpx.Client(base_url=language.url, timeout=60, trust_env=False) as client,
     ):
-        undivided = UndividedMiDasheng(model) if request.param == "midashenglm" else Undivided(model)
+        undivided = UndividedMiDasheng(model) if name == "midashenglm" else Undivided(model)
         encoder.wait_until_ready()
         language.wait_until_ready(encoders=1)
-        yield Served(request.param, client, undivided)
+        yield Served(name, client, undivided)
 
 
 @_params(tuple(BUILDERS))

@@ -14,7 +14,8 @@ from transformers import AutoModelForImageTextToText
 
 from services.encoder.models.generic import EncoderHalf, open_half
 from services.language.engine.interface import EngineRequest, Prompt, Sampling, Step
-from services.language.engine.torch.core import EngineCore, Failure
+from services.language.engine.messages import Failure
+from services.language.engine.torch.core import EngineCore
 from services.language.engine.torch.guide import Guides
 from services.language.engine.torch.runner import Runner
 from services.language.models.facts import LanguageFacts

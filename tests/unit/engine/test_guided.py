@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from services.language.engine.interface import EngineRequest, Prompt, Sampling, Step
-from services.language.engine.torch.core import EngineCore, Failure
+from services.language.engine.messages import Failure
+from services.language.engine.torch.core import EngineCore
 from services.language.engine.torch.guide import Allowed, Guide, Guides, closing_of
 from services.language.engine.torch.runner import Runner
 from services.language.engine.torch.sampler import Sampled, sample
@@ -199,7 +200,7 @@ def test_a_grammar_that_is_none_ends_its_sequence_alone(bench: Bench) -> None:
     wait(core)
     [outcome] = core.step().values()
     assert isinstance(outcome, Failure)
-    assert outcome.grammar
+    assert outcome.fault == "grammar"
     assert "nothing" in outcome.message
     assert not core.has_work()
     [steps] = bench.run(core, bench.request('start: "no"'))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from services.language.engine.interface import EngineRequest, FinishReason, Load, Step
+from services.language.engine.messages import Failure, Fault
 from services.language.engine.torch.blocks import BlockPool
 from services.language.engine.torch.guide import Guide, Guides
 from services.language.engine.torch.runner import Runner
@@ -14,14 +15,6 @@ from services.language.engine.torch.sampler import sample
 from services.language.engine.torch.scheduler import Chunk, Scheduler
 from services.language.engine.torch.sequence import Sequence
 from services.language.output.vocabulary import GrammarError
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A sequence ended by a bug, by numbers that are not finite, or by its ``grammar``; the others go on."""
-
-    message: str
-    grammar: bool = False
 
 
 class EngineCore:
@@ -118,7 +111,8 @@ class EngineCore:
                 sequence.guide = future.result()
             except Exception as error:
                 text = str(error) if isinstance(error, GrammarError) else _described(error)
-                failures[number] = self._fail(sequence, text, grammar=isinstance(error, GrammarError))
+                fault: Fault = "grammar" if isinstance(error, GrammarError) else "engine"
+                failures[number] = self._fail(sequence, text, fault)
             else:
                 self._scheduler.add(sequence)
         return failures
@@ -147,7 +141,7 @@ class EngineCore:
             sequence.append(sampled.tokens[row])
             problem = None if sequence.guide is None else sequence.guide.problem
             if problem is not None:
-                outcomes[sequence.number] = self._fail(sequence, problem, grammar=True)
+                outcomes[sequence.number] = self._fail(sequence, problem, "grammar")
                 continue
             reason = _finish_reason(sequence)
             step = Step(sampled.tokens[row], reason, sampled.logprobs[row])
@@ -159,7 +153,7 @@ class EngineCore:
                 self.cancel(sequence.number)
         return outcomes
 
-    def _fail(self, sequence: Sequence, message: str, grammar: bool = False) -> Failure:
+    def _fail(self, sequence: Sequence, message: str, fault: Fault = "engine") -> Failure:
         """Ends a sequence; what it alone wrote into the pool is forgotten and zeroed."""
         held = list(sequence.blocks)
         self.cancel(sequence.number)
@@ -167,7 +161,7 @@ class EngineCore:
         assert self._runner.pool is not None
         if alone:
             self._runner.pool.scrub(alone)
-        return Failure(message, grammar)
+        return Failure(message, fault)
 
 
 def _described(error: Exception) -> str:

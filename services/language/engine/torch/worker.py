@@ -13,10 +13,9 @@ import torch
 import zmq
 
 from services.language.engine.interface import EngineStartError
-from services.language.engine.torch.core import EngineCore, Failure
-from services.language.engine.torch.guide import Guides
-from services.language.engine.torch.messages import (
+from services.language.engine.messages import (
     Config,
+    Failure,
     Ready,
     Refused,
     Submit,
@@ -25,7 +24,10 @@ from services.language.engine.torch.messages import (
     outcomes_of,
     request_of,
 )
-from services.language.engine.torch.options import EngineOptions
+from services.language.engine.options import EngineOptions
+from services.language.engine.spare import cpu_pool
+from services.language.engine.torch.core import EngineCore
+from services.language.engine.torch.guide import Guides
 from services.language.engine.torch.runner import Runner
 from services.language.models.facts import LanguageFacts
 from services.language.output.vocabulary import Vocabulary
@@ -33,8 +35,6 @@ from shared.lifecycle import prepare_process, settle
 from shared.telemetry import get_logger
 
 _log = get_logger("engine")
-
-_MOST_CPU_POOL = 4 * 2**30
 
 
 def main() -> None:
@@ -118,8 +118,7 @@ def _free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * 0.85)
-    pages: int = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(_MOST_CPU_POOL, pages // 4)
+    return cpu_pool()
 
 
 def _end_with_parent() -> None:

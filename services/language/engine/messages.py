@@ -1,21 +1,33 @@
-"""What the language service and its engine process say to each other: one msgpack frame, then one raw frame a tensor."""
+"""What the language service and an engine's process say to each other: one msgpack frame, then one raw frame a tensor."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal
 
 import msgspec
 import torch
 from torch import Tensor
 
 from services.language.engine.interface import EngineRequest, Load, Prompt, Sampling, Span, Step
-from services.language.engine.torch.core import Failure
-from services.language.engine.torch.options import EngineOptions
+from services.language.engine.options import EngineOptions
 from services.language.models.generic import Positions
-from shared.identity import MediaItem
+from shared.identity import Grid, MediaItem, Modality
 from shared.wire import DTYPE_NAMES, DTYPES, Buffer, frame_of
+
+Fault = Literal["engine", "grammar", "request"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A sequence ended; the others go on. ``fault`` says by what: a bug or numbers that are not finite, its grammar, or
+    something in the request that this engine does not do."""
+
+    message: str
+    fault: Fault = "engine"
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -33,7 +45,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The process cannot serve this model, and ends."""
+    """The process cannot serve this model, or not any more, and ends."""
 
     reason: str
 
@@ -53,12 +65,15 @@ class Outcomes(msgspec.Struct, frozen=True, tag=True):
     load: Load
 
 
-class Picture(msgspec.Struct, frozen=True):
+class Media(msgspec.Struct, frozen=True):
     """An item whose tensors follow as frames: embeddings, then deepstack levels, each ``(num_tokens, hidden)``. ``spans`` are
     its spans' start, offset and tokens."""
 
+    modality: Modality
     spans: list[tuple[int, int, int]]
     num_tokens: int
+    grid_thw: Grid | None
+    seconds_per_grid: float | None
     content_hash: str
     dtype: str
     levels: int
@@ -75,7 +90,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     sampling: Sampling
     grammar: str | None
     arrived: float
-    pictures: list[Picture]
+    media: list[Media]
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -109,14 +124,14 @@ def submission(number: int, request: EngineRequest) -> list[Buffer]:
     """The frames of a new sequence."""
     prompt = request.prompt
     frames: list[Buffer] = [frame_of(prompt.positions.ids)]
-    pictures = []
+    media = []
     for _, same in groupby(prompt.spans, key=lambda span: id(span.item)):
         spans = list(same)
         item, places = spans[0].item, [(span.start, span.offset, span.tokens) for span in spans]
         assert item.embeds is not None
-        pictures.append(
-            Picture(places, item.num_tokens, item.content_hash, DTYPE_NAMES[item.embeds.dtype], len(item.deepstack))
-        )
+        dtype, levels = DTYPE_NAMES[item.embeds.dtype], len(item.deepstack)
+        facts = item.modality, places, item.num_tokens, item.grid_thw, item.seconds_per_grid
+        media.append(Media(*facts, item.content_hash, dtype, levels))
         frames += [frame_of(item.embeds), *(frame_of(level) for level in item.deepstack)]
     head = Submit(
         number,
@@ -126,7 +141,7 @@ def submission(number: int, request: EngineRequest) -> list[Buffer]:
         request.sampling,
         request.grammar,
         time.monotonic(),
-        pictures,
+        media,
     )
     return [encode(head), *frames]
 
@@ -141,13 +156,13 @@ def request_of(head: Submit, frames: Sequence[Buffer]) -> EngineRequest:
     count = len(head.token_ids)
     positions = Positions(torch.frombuffer(next(waiting), dtype=torch.int64).view(-1, count), head.following)
     spans = []
-    for picture in head.pictures:
-        dtype = DTYPES[picture.dtype]
-        item = MediaItem("image", picture.num_tokens)
-        item.set_hash(picture.content_hash)
-        item.embeds = tensor(dtype, picture.num_tokens)
-        item.deepstack = tuple(tensor(dtype, picture.num_tokens) for _ in range(picture.levels))
-        spans += [Span(start, item, offset, tokens) for start, offset, tokens in picture.spans]
+    for media in head.media:
+        dtype = DTYPES[media.dtype]
+        item = MediaItem(media.modality, media.num_tokens, media.grid_thw, seconds_per_grid=media.seconds_per_grid)
+        item.set_hash(media.content_hash)
+        item.embeds = tensor(dtype, media.num_tokens)
+        item.deepstack = tuple(tensor(dtype, media.num_tokens) for _ in range(media.levels))
+        spans += [Span(start, item, offset, tokens) for start, offset, tokens in media.spans]
     prompt = Prompt(head.token_ids, positions, tuple(spans))
     return EngineRequest(head.request_id, prompt, head.sampling, grammar=head.grammar)
 

@@ -1,0 +1,41 @@
+"""The same services as everywhere, but for one setting: every language service of this folder computes by vLLM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.chaos.conftest import doubles, singles, undivided  # noqa: F401
+from tests.conftest import Pair
+from tests.processes import LANGUAGE_SETTINGS, Service
+
+VLLM: dict[str, Any] = {
+    "engine": "vllm",
+    # Compiling takes longer than all that these models are asked.
+    "vllm_args": json.dumps({"enforce_eager": True}),
+    "kv_cache_memory": 64 * 2**20,
+}
+
+
+@pytest.fixture(scope="package", autouse=True)
+def engine() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LANGUAGE_SETTINGS, json.dumps(VLLM))
+        yield
+
+
+@pytest.fixture(scope="package")
+def pair(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """One pair with the demo model, for all tests of this folder that leave it as they found it."""
+    folder = tmp_path_factory.mktemp("pair")
+    with (
+        Service("encoder", folder, allow_private_urls=True).start(wait=False) as encoder,
+        Service("language", folder, encoders=encoder.url).start(wait=False) as language,
+        httpx.Client(base_url=language.url, timeout=60, trust_env=False) as client,
+    ):
+        language.wait_until_ready(encoders=1)
+        yield Pair(encoder, language, client)
