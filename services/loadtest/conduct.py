@@ -38,6 +38,7 @@ def conduct(options: Options) -> Run:
         compose_project=options.project,
         secret_file=options.secret_file,
         helper_image=options.helper_image,
+        ray=options.ray,
         api_key=options.api_key,
     )
     with open_deployment(scenario, choice) as deployment:
@@ -56,7 +57,7 @@ def run(options: Options, deployment: Deployment, model: str) -> Run:
     def now() -> float:
         return clock.now() - zero
 
-    timeline = Timeline(scenario.actions(), deployment, now)
+    timeline = Timeline(scenario.actions(), deployment, now, deployment.recovery)
     observer = Observer(deployment, now)
     progress = Progress(sys.stderr, scenario.lasts, timeline.current)
     stop = Event()

@@ -17,9 +17,11 @@ examples:
   python -m services.loadtest my.toml --web                     … and shows Locust's page meanwhile
   python -m services.loadtest calm --target http://host:8000 --no-semantics
   python -m services.loadtest encoder-hang --docker             a composed pair, faults by the Docker engine
+  python -m services.loadtest replica-crash --target http://host:8000 --ray auto     a fleet, whose replicas are killed
   python -m services.loadtest calm --target http://host:8000 --master --expect-workers 2     and on other machines:
   python -m services.loadtest calm --target http://host:8000 --worker --master-host HOST
   python -m services.loadtest --judge build/loadtest/calm/report.json
+  python -m services.loadtest plan --help                       how many encoders and language services a load needs
 
 exit status: 0 if every verdict holds, 1 if one does not, 2 if the test could not be run
 """
@@ -38,6 +40,7 @@ class Options:
     secret_file: Path | None = None
     docker: bool = False
     project: str | None = None
+    ray: str | None = None
     helper_image: str = "epd-loadtest"
     model: str | None = None
     api_key: str | None = None
@@ -81,6 +84,9 @@ def parser() -> argparse.ArgumentParser:
     target.add_argument("--secret-file", type=Path, help="deployment secret, where the encoders need a token")
     target.add_argument("--docker", action="store_true", help="the parts are containers: faults by the Docker engine")
     target.add_argument("--project", help="compose project of the containers; without it, the tool's own, or the only one")
+    target.add_argument(
+        "--ray", metavar="ADDRESS", help="--target is a fleet on this Ray cluster (auto: this machine's): kill its replicas"
+    )
     target.add_argument("--helper-image", default="epd-loadtest", help="image that has tc and iptables, for network faults")
     target.add_argument("--model", help="name of the model; without it, the first of /v1/models")
     target.add_argument(
@@ -120,6 +126,8 @@ def options_of(asked: argparse.Namespace) -> Options:
         raise ValueError("give only one of --worker, --master and --processes")
     if asked.docker and asked.encoder:
         raise ValueError("--docker finds the encoders by itself: leave --encoder out")
+    if asked.ray and (asked.docker or asked.encoder):
+        raise ValueError("--ray finds the encoders by itself: leave --encoder and --docker out")
     return Options(
         scenario=scenario,
         named=asked.scenario,
@@ -129,6 +137,7 @@ def options_of(asked: argparse.Namespace) -> Options:
         secret_file=asked.secret_file,
         docker=asked.docker,
         project=asked.project,
+        ray=asked.ray,
         helper_image=asked.helper_image,
         model=asked.model,
         api_key=(asked.api_key or "").split(",")[0].strip() or None,

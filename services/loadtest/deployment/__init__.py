@@ -1,4 +1,4 @@
-"""What is loaded and made to fail: a pair of one's own, containers, or a server somewhere."""
+"""What is loaded and made to fail: a pair of one's own, containers, a fleet, or a server somewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from services.loadtest.deployment.base import Deployment
 from services.loadtest.deployment.containers import ComposeProject
 from services.loadtest.deployment.local import LocalPair
+from services.loadtest.deployment.ray import RayFleet
 from services.loadtest.deployment.remote import RemoteDeployment
 from services.loadtest.deployment.route import CannotDo
 from services.loadtest.scenario import Scenario
@@ -28,6 +29,8 @@ class Choice:
     """Whether the parts are containers of this machine's Docker engine."""
     secret_file: Path | None = None
     """The deployment secret, where encoders need a token."""
+    ray: str | None = None
+    """Address of the Ray cluster that the server is a fleet on."""
     api_key: str | None = None
     """A key of the API, where the server asks for one."""
     logs: Path = Path("build/loadtest")
@@ -44,6 +47,10 @@ def open_deployment(scenario: Scenario, choice: Choice) -> Deployment:
     """
     if choice.docker or choice.compose_project:
         return ComposeProject(choice.compose_project, choice.target, choice.secret_file, choice.helper_image)
+    if choice.ray is not None:
+        if choice.target is None:
+            raise CannotDo("--ray needs --target, the address at which Serve answers")
+        return RayFleet(choice.target, choice.ray, choice.secret_file, choice.api_key)
     if choice.target is not None:
         return RemoteDeployment(choice.target, choice.encoders, choice.secret_file, choice.api_key)
     if choice.encoders:

@@ -32,6 +32,10 @@ class Deployment(ABC):
     """Names of the encoders, ``encoder-1`` and so on; empty where they are not known."""
     parts: tuple[str, ...] = ()
     """Names of all that faults can be aimed at."""
+    has_nodes: bool = False
+    """Whether parts are on machines that can be killed."""
+    recovery: float = 60.0
+    """Seconds in which a part must say that it is up, after what was done to it was undone."""
 
     def __init__(self) -> None:
         self._http = client(timeout=1.0)
@@ -114,6 +118,8 @@ class Deployment(ABC):
                 raise CannotDo(f"{action.verb} is done by an encoder's fault route, and {others[0]} is no encoder")
         if not is_kind(action.verb):
             check_options(action.verb, action.options)
+            if action.options.get("by") == "node" and not self.has_nodes:
+                raise CannotDo("only a fleet on a Ray cluster (--ray) has nodes that can be killed: leave by=node out")
             if reason := self.unable(action):
                 raise CannotDo(reason)
 

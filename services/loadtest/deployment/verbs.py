@@ -15,7 +15,11 @@ VERBS = ENDINGS | UNDONE_BY.keys() | {"restart"}
 NETWORK = frozenset({"disconnect", "connect", "slow", "restore"})
 
 _ENDS_PROCESS = frozenset({"kill", "stop", "restart", "crash"})
-_OPTIONS = {"slow": frozenset({"latency", "jitter", "loss", "bandwidth"}), "disconnect": frozenset({"by"})}
+_OPTIONS = {
+    "slow": frozenset({"latency", "jitter", "loss", "bandwidth"}),
+    "disconnect": frozenset({"by"}),
+    "kill": frozenset({"by"}),
+}
 
 
 def is_kind(verb: str) -> bool:
@@ -58,6 +62,8 @@ def check_options(verb: str, options: Mapping[str, str]) -> None:
             raise ValueError(f"{verb} has no option {name!r}" + (f"; it has {', '.join(sorted(known))}" if known else ""))
     if verb == "disconnect" and options.get("by", "iptables") not in ("network", "iptables"):
         raise ValueError(f"disconnect by={options['by']}: it is done by=network or by=iptables")
+    if verb == "kill" and options.get("by", "process") not in ("node", "process"):
+        raise ValueError(f"kill by={options['by']}: what is killed is a process, or by=node all that runs on the same machine")
 
 
 def fault_of(kind: str, options: Mapping[str, str]) -> dict[str, object]:

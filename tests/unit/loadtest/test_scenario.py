@@ -23,6 +23,7 @@ SHIPPED = {
     "overload",
     "all-encoders-down",
     "soak",
+    "replica-crash",
 }
 
 LEAST = """
@@ -38,7 +39,7 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_ten_scenarios_come_with_the_tool_and_can_be_read() -> None:
+def test_eleven_scenarios_come_with_the_tool_and_can_be_read() -> None:
     assert set(shipped()) == SHIPPED
     for name in SHIPPED:
         assert load(name).name == name
