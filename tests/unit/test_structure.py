@@ -37,10 +37,14 @@ def imports(folder: str) -> Iterator[tuple[Path, str]]:
 @pytest.mark.parametrize(
     ("folder", "forbidden"),
     [
-        ("services/encoder", ("services.language", "services.loadtest", "examples")),
-        ("services/language", ("services.encoder", "services.loadtest", "examples")),
+        ("services/encoder", ("services.language", "services.loadtest", "services.fleet", "examples", "ray", "vllm")),
+        ("services/language", ("services.encoder", "services.loadtest", "services.fleet", "examples", "ray")),
         # It sees the pair as any client does; and it has no need of torch.
-        ("services/loadtest", ("services.encoder", "services.language", "torch", "transformers", "zmq")),
+        (
+            "services/loadtest",
+            ("services.encoder", "services.language", "services.fleet", "torch", "transformers", "zmq", "ray"),
+        ),
+        ("services/fleet", ("services.loadtest", "examples", "vllm")),
         ("shared", ("services",)),
         ("services/language/api", ("torch", "zmq", "transformers")),
         ("services", ("tests", "benchmarks")),
@@ -54,6 +58,12 @@ def test_nothing_imports_what_it_must_not_know(folder: str, forbidden: tuple[str
         if name.startswith(tuple(f"{module}." for module in forbidden)) or name in forbidden
     ]
     assert wrong == []
+
+
+def test_vllm_is_known_to_its_own_package_only() -> None:
+    paths = {path.relative_to(ROOT) for path, name in imports("services/language") if name.partition(".")[0] == "vllm"}
+    assert paths
+    assert all(path.is_relative_to("services/language/engine/vllm") for path in paths)
 
 
 TREE = ("services", "shared", "examples", "benchmarks", "tests")
