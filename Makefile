@@ -115,6 +115,7 @@ bench: $(VENV)/.installed ## Measure speed and failures on this machine, and wri
 	$(BIN)/python -m benchmarks.api --write docs/performance.md
 	$(BIN)/python -m benchmarks.fleet --write docs/fleet-size.md
 	$(BIN)/python -m benchmarks.scaling --write docs/scaling.md # as root, with control groups
+	$(BIN)/python -m benchmarks.autoscaling --plot docs/fleet-autoscaling.png --write docs/fleet-results.md
 
 clean: ## Remove what was built and installed
 	rm -rf $(VENV) $(VISION_VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
