@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 import zmq.asyncio
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.encoder_budget import MultiModalBudget
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from services.language.engine.messages import Ready
 from services.language.engine.options import EngineOptions
@@ -37,6 +40,7 @@ async def launch(options: EngineOptions, facts: LanguageFacts, form: Form, socke
     meter = Meter(config)
     llm = AsyncLLM.from_vllm_config(config, stat_loggers=[lambda *_, **__: meter], disable_log_stats=True)
     try:
+        _share_the_loop(llm)
         # It was counted before the context was fitted to the pool; an item that only that count has room for would wait on.
         budget = MultiModalBudget(llm.vllm_config, MULTIMODAL_REGISTRY)
         llm.input_processor.mm_encoder_cache_size = budget.encoder_cache_size
@@ -47,3 +51,18 @@ async def launch(options: EngineOptions, facts: LanguageFacts, form: Form, socke
     except BaseException:
         llm.shutdown()
         raise
+
+
+def _share_the_loop(llm: AsyncLLM) -> None:
+    """Where a model's steps are about as short as vLLM takes to hand one's tokens out, the task that does so always finds the
+    next and never lets go of the loop: tokens would travel in bursts, and cancellations wait for them. So it yields each time,
+    and writes no metrics that nobody reads, which is most of what it does."""
+    told = llm.logger_manager
+    told.stat_loggers = [each for each in told.stat_loggers if not isinstance(each, PrometheusStatLogger)]
+    next_outputs = llm.engine_core.get_output_async
+
+    async def yielding() -> Any:
+        await asyncio.sleep(0)
+        return await next_outputs()
+
+    llm.engine_core.get_output_async = yielding

@@ -10,8 +10,12 @@ DIVIDED = {
 
 
 def register() -> None:
-    """Makes our classes known to vLLM, without importing them yet. Once more does no harm."""
+    """Makes our classes known to vLLM, without importing them yet, and has its processes rest while they wait. Once more does
+    no harm."""
     from vllm import ModelRegistry
 
+    from services.language.engine.vllm.waiting import rest_while_waiting
+
+    rest_while_waiting()
     for name in DIVIDED.values():
         ModelRegistry.register_model(name, f"services.language.engine.vllm.deepstack:{name}")
