@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,10 +35,9 @@ class Pair:
     client: httpx.Client
 
 
-@pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """One pair for all tests that leave it as they found it."""
-    folder = tmp_path_factory.mktemp("pair")
+@contextmanager
+def demo_pair(folder: Path) -> Iterator[Pair]:
+    """A pair with the demo model, whose logs are in ``folder``."""
     with (
         Service("encoder", folder, allow_private_urls=True).start(wait=False) as encoder,
         Service("language", folder, encoders=encoder.url).start(wait=False) as language,
@@ -45,6 +45,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     ):
         language.wait_until_ready(encoders=1)
         yield Pair(encoder, language, client)
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """One pair for all tests that leave it as they found it."""
+    with demo_pair(tmp_path_factory.mktemp("pair")) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.chaos.conftest import doubles, singles, undivided  # noqa: F401
-from tests.conftest import Pair
-from tests.processes import LANGUAGE_SETTINGS, Service
+from tests.conftest import Pair, demo_pair
+from tests.processes import LANGUAGE_SETTINGS
 
 VLLM: dict[str, Any] = {
     "engine": "vllm",
@@ -31,11 +30,5 @@ def engine() -> Iterator[None]:
 @pytest.fixture(scope="package")
 def pair(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """One pair with the demo model, for all tests of this folder that leave it as they found it."""
-    folder = tmp_path_factory.mktemp("pair")
-    with (
-        Service("encoder", folder, allow_private_urls=True).start(wait=False) as encoder,
-        Service("language", folder, encoders=encoder.url).start(wait=False) as language,
-        httpx.Client(base_url=language.url, timeout=60, trust_env=False) as client,
-    ):
-        language.wait_until_ready(encoders=1)
-        yield Pair(encoder, language, client)
+    with demo_pair(tmp_path_factory.mktemp("pair")) as made:
+        yield made

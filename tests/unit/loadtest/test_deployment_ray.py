@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -15,6 +13,7 @@ from services.loadtest.deployment.ray import RayFleet
 from services.loadtest.deployment.replicas import Replica
 from services.loadtest.deployment.route import CannotDo
 from services.loadtest.scenario import Action
+from tests.unit.loadtest.serving import serving
 
 
 class Cluster:
@@ -49,25 +48,8 @@ class Cluster:
         pass
 
 
-@contextmanager
-def language(cluster: Cluster) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"data": [{"url": url, "state": "ready"} for url in cluster.known]}).encode())
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{http.server_port}"
-        finally:
-            http.shutdown()
-            thread.join()
+def language(cluster: Cluster) -> AbstractContextManager[str]:
+    return serving(lambda _: (200, json.dumps({"data": [{"url": url, "state": "ready"} for url in cluster.known]})))
 
 
 @pytest.fixture

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import pytest
 
 from services.loadtest.deployment.remote import RemoteDeployment
+from tests.unit.loadtest.serving import serving
 
 
-@contextmanager
-def server(says: str | None, key: str | None = None) -> Iterator[str]:
+def server(says: str | None, key: str | None = None) -> AbstractContextManager[str]:
     """Answers all that is asked; with status 404 where it says nothing, and 401 to whom has not the ``key``."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            stranger = key is not None and self.headers["authorization"] != f"Bearer {key}"
-            self.send_response(401 if stranger else 404 if says is None else 200)
-            self.end_headers()
-            self.wfile.write((says or "").encode())
+    def answer(headers: Mapping[str, str]) -> tuple[int, str]:
+        stranger = key is not None and headers["authorization"] != f"Bearer {key}"
+        return 401 if stranger else 404 if says is None else 200, says or ""
 
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{http.server_port}"
-        finally:
-            http.shutdown()
-            thread.join()
+    return serving(answer)
 
 
 @pytest.mark.parametrize(
