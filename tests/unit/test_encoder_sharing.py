@@ -23,7 +23,19 @@ from shared.flight import SingleFlight
 from shared.identity import MediaItem
 from tests.unit.caching import ENTRY_BYTES, TENANT, Notebook, answered, computed, done, lookups, message, other_bytes
 from tests.unit.faults.calls import setting
-from tests.unit.test_pipeline import FEATURE_BYTES, PICTURE, THREADS, Bench, Model, bench, leave, picture, pictures, until
+from tests.unit.test_pipeline import (
+    FEATURE_BYTES,
+    PICTURE,
+    THREADS,
+    Bench,
+    Model,
+    Recorder,
+    bench,
+    leave,
+    picture,
+    pictures,
+    until,
+)
 
 
 @dataclass
@@ -124,12 +136,13 @@ async def test_who_follows_holds_no_thread_and_no_place_in_the_towers_queue(foll
 
 
 async def test_a_picture_does_not_wait_for_a_call_that_has_it_behind_many_others() -> None:
-    async with bench() as b:
+    recorder = Recorder()
+    async with bench(recorder) as b:
         b.model.decoding.open.clear()
         many = b.call(*pictures(2 * THREADS + 30), picture(5))
         await b.model.decoding.until_reached(THREADS)
         one = b.call(picture(5))
-        await asyncio.sleep(0)
+        await recorder.fetched(2 * THREADS + 32)
         b.model.decoding.open.set()
         await done(one)
         assert b.model.decoded.index(5) <= 2 * THREADS + 2

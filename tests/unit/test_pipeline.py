@@ -128,6 +128,11 @@ class Recorder(Faults):
         assert call.request.request_id == "r/1"
         self.seen.append((stage, None if item is None else item.index))
 
+    async def fetched(self, times: int) -> None:
+        """Returns when so many items that came with their bytes stand in the line for threads, or have stood in it: nothing
+        suspends such an item between its fetch and its place there."""
+        await until(lambda: [stage for stage, _ in self.seen].count(Stage.FETCH) == times)
+
     def sender(self, call: Call, send: Sender) -> Sender:
         assert call.request.request_id == "r/1"
         self.seen.append(("sender", None))
@@ -388,8 +393,7 @@ async def test_one_picture_does_not_wait_for_the_thirty_of_another_call() -> Non
         many = b.call(*pictures(2 * THREADS + 30))
         await b.model.decoding.until_reached(THREADS)
         one = b.call(picture(1))
-        # Nothing suspends an item between its fetch, where it has its bytes, and its place in the queue for threads.
-        await until(lambda: [stage for stage, _ in recorder.seen].count(Stage.FETCH) == 2 * THREADS + 31)
+        await recorder.fetched(2 * THREADS + 31)
         b.model.decoding.open.set()
         await asyncio.wait_for(one, 5)
         assert b.model.decoded.index(1) <= 2 * THREADS + 2
