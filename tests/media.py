@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
@@ -67,7 +69,7 @@ def video_file(
     what players are told, counterclockwise; ``options`` are the container's."""
     shown = [picture(number) for number in range(frames)] if isinstance(frames, int) else frames
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format=form, options=options) as container:
+    with _priority_kept(), av.open(buffer, "w", format=form, options=options) as container:
         stream: Any = container.add_stream(codec, rate=fps)
         stream.height, stream.width = shown[0].shape[:2]
         stream.pix_fmt = pixels
@@ -85,6 +87,17 @@ def video_file(
             silence.sample_rate = 16_000
             container.mux([*track.encode(silence), *track.encode()])
     return buffer.getvalue()
+
+
+@contextmanager
+def _priority_kept() -> Iterator[None]:
+    """SVT-AV1 takes the highest real-time priority for the thread that encodes, where it may, and leaves it so, for that thread
+    and all processes that it starts later."""
+    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, priority)
 
 
 def colour_at(frame: Frame, x: float, y: float) -> tuple[int, int, int]:
