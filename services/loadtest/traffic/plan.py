@@ -82,9 +82,13 @@ class Plan:
             gevent.spawn(self._ask_alone, environment, due)
 
     def ask(self, environment: Environment, due: float) -> None:
-        """Asks, and waits for the answer."""
+        """Asks, and waits for the answer.
+
+        Locust kills users that think, at the end; one may have begun its next request at that very moment. So requests are not
+        their users' own: whatever was sent gets its record.
+        """
         self.ledger.open += 1
-        self._ask(environment, due)
+        gevent.spawn(self._ask_alone, environment, due).join()
 
     def _ask_alone(self, environment: Environment, due: float) -> None:
         try:

@@ -47,7 +47,11 @@ class Found:
 
 def loaded(url: str, lasts: float, **asked: Any) -> Found:
     """Runs the traffic in one process."""
-    command = [sys.executable, "-m", "tests.unit.loadtest.loading", order(url, lasts, **asked)]
+    return ran("loading", order(url, lasts, **asked))
+
+
+def ran(module: str, text: str) -> Found:
+    command = [sys.executable, "-m", f"tests.unit.loadtest.{module}", text]
     return found(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout)
 
 
@@ -142,6 +146,12 @@ def test_a_closed_loop_has_no_more_requests_than_users(quick: Server) -> None:
     assert loop.most_at_once <= 3
     assert len(loop.records) == len(quick.requests) > 30
     assert loop.generator["cpu"] > 0
+
+
+def test_a_request_whose_user_is_killed_gets_its_record(quick: Server) -> None:
+    killed = ran("killing", order(quick.url, 1, users=1))
+    assert len(quick.requests) == len(killed.records) == 1
+    assert killed.records[0]["end"] == "answered"
 
 
 def test_users_think(quick: Server) -> None:
