@@ -12,7 +12,7 @@ from prometheus_client import Counter, Histogram
 
 from services.encoder.fair import FairQueue
 from shared.identity import MediaItem
-from shared.priority import be_nice
+from shared.priority import begin_computing
 from shared.telemetry import get_logger
 
 _log = get_logger("batcher")
@@ -51,7 +51,7 @@ class Batcher:
         self._computing: list[_Waiting] = []
         self._began: float | None = None
         self._arrived = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tower", initializer=be_nice)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tower", initializer=begin_computing)
         self._task: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from services.encoder.fair import FairGate
-from shared.priority import be_nice
+from shared.priority import begin_computing
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class FairThreads:
     """A number of threads that calls take turns on."""
 
     def __init__(self, count: int) -> None:
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix="media", initializer=be_nice)
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="media", initializer=begin_computing)
         self._gate = FairGate(2 * count)  # a thread that becomes free finds work without waiting for the event loop
 
     @asynccontextmanager
