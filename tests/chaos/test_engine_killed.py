@@ -23,15 +23,13 @@ def engine_of(language: Service) -> int:
 
 
 def test_a_dead_engine_is_told_and_replaced(tmp_path: Path) -> None:
-    check_a_death(tmp_path, engine_of)
+    with Service("language", tmp_path, encoders="").start() as language:
+        check_a_death(language, engine_of)
 
 
-def check_a_death(folder: Path, victim: Callable[[Service], int]) -> None:
-    """Kills the process that ``victim`` finds, in the middle of an answer."""
-    with (
-        Service("language", folder, encoders="").start() as language,
-        httpx.Client(base_url=language.url, timeout=30, trust_env=False) as client,
-    ):
+def check_a_death(language: Service, victim: Callable[[Service], int]) -> None:
+    """Kills the process that ``victim`` finds, in the middle of an answer; returns when the service answers again."""
+    with httpx.Client(base_url=language.url, timeout=30, trust_env=False) as client:
         engine = victim(language)
         assert engine
         long = user("Hello!", stream=True, max_tokens=2000, ignore_eos=True)

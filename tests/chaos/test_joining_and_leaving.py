@@ -112,15 +112,23 @@ def test_a_language_service_drains(tmp_path: Path) -> None:
         assert services.language.process.wait(8) == 0
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_a_drain_has_no_time_for_is_told(tmp_path: Path, stream: bool) -> None:
-    with fleet(tmp_path, encoders=0, language={"drain_timeout": 2}) as services, ThreadPoolExecutor(1) as thread:
-        url = f"{services.language.url}/v1/chat/completions"
-        endless = user("Hello!", stream=stream, max_tokens=2000, ignore_eos=True)
-        asked = thread.submit(httpx.post, url, json=endless, timeout=30, trust_env=False)
-        running = f"{services.language.url}/metrics"
+def test_what_a_drain_has_no_time_for_is_told(tmp_path: Path) -> None:
+    def service() -> Service:
+        return Service("language", tmp_path, encoders="", drain_timeout=2).start(wait=False)
+
+    with service() as whole, service() as streamed:
+        for language, stream in ((whole, False), (streamed, True)):
+            language.wait_until_ready()
+            check_an_unfinished_drain(language, stream)
+
+
+def check_an_unfinished_drain(language: Service, stream: bool) -> None:
+    endless = user("Hello!", stream=stream, max_tokens=2000, ignore_eos=True)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(httpx.post, f"{language.url}/v1/chat/completions", json=endless, timeout=30, trust_env=False)
+        running = f"{language.url}/metrics"
         wait_for(lambda: "epd_engine_running 1.0" in httpx.get(running, trust_env=False).text, 10, "generation")
-        services.language.process.send_signal(signal.SIGTERM)
+        language.process.send_signal(signal.SIGTERM)
         began = time.monotonic()
         response = asked.result(timeout=10)
         if stream:
@@ -128,7 +136,7 @@ def test_what_a_drain_has_no_time_for_is_told(tmp_path: Path, stream: bool) -> N
         else:
             assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_overloaded")
         assert time.monotonic() - began < 4
-        assert services.language.process.wait(20) == 0
+        assert language.process.wait(20) == 0
 
 
 @pytest.mark.parametrize("name", ["encoder", "language"])

@@ -63,8 +63,14 @@ class Served:
     """A running pair of one family, and the undivided model of the same checkpoint."""
 
     name: str
+    encoder: Service
+    language: Service
     client: httpx.Client
     undivided: Undivided | UndividedMiDasheng
+
+    def wait_until_ready(self) -> None:
+        self.encoder.wait_until_ready()
+        self.language.wait_until_ready(encoders=1)
 
     def ask(self, parts: list[Part]) -> tuple[list[int], list[int]]:
         """Token ids of the expanded prompt and of the answer."""
@@ -92,13 +98,14 @@ def _params(names: tuple[str, ...], needed: tuple[str, ...] = NEED_TORCHVISION) 
 
 @pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve(request.param, tmp_path_factory.mktemp(request.param)) as running:
+    with start(request.param, tmp_path_factory.mktemp(request.param)) as running:
+        running.wait_until_ready()
         yield running
 
 
 @contextmanager
-def serve(name: str, folder: Path, **options: int) -> Iterator[Served]:
-    """A pair with the tiny checkpoint called ``name``, which is built with ``options``."""
+def start(name: str, folder: Path, **options: int) -> Iterator[Served]:
+    """A pair that is about to be ready, with the tiny checkpoint called ``name``, which is built with ``options``."""
     model = make(name, folder / "model", **options)
     with (
         Service("encoder", folder, model=model, **UNCACHED).start(wait=False) as encoder,
@@ -106,9 +113,7 @@ def serve(name: str, folder: Path, **options: int) -> Iterator[Served]:
         httpx.Client(base_url=language.url, timeout=60, trust_env=False) as client,
     ):
         undivided = UndividedMiDasheng(model) if name == "midashenglm" else Undivided(model)
-        encoder.wait_until_ready()
-        language.wait_until_ready(encoders=1)
-        yield Served(name, client, undivided)
+        yield Served(name, encoder, language, client, undivided)
 
 
 @_params(tuple(BUILDERS))

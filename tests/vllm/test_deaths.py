@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -44,13 +44,11 @@ def runs(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize("victim", [engine_of, core_of], ids=["our process", "vLLM's engine core"])
-def test_a_dead_engine_is_told_and_replaced(tmp_path: Path, victim: Callable[[Service], int]) -> None:
-    check_a_death(tmp_path, victim)
-
-
-def test_no_process_of_vllm_outlives_a_killed_service(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)  # vLLM starts three times
+def test_a_dead_engine_is_told_and_replaced_and_does_not_outlive_its_service(tmp_path: Path) -> None:
     with Service("language", tmp_path, encoders="").start() as language:
+        check_a_death(language, engine_of)
+        check_a_death(language, core_of)
         family = psutil.Process(language.process.pid).children(recursive=True)
         assert len(family) >= 3
         language.kill()

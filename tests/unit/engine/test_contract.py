@@ -65,12 +65,15 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(kind: Kind) -> AsyncIterator[ProcessEngine]:
+    """One for all tests of its kind; in the end no process of it is left."""
+    before = processes()
     made = kind.make()
     await made.start()
     try:
         yield made
     finally:
         await made.stop()
+    assert processes() == before
 
 
 def hello(facts: LanguageFacts, words: str = "Hello!", **sampling: Any) -> EngineRequest:
@@ -240,15 +243,12 @@ def processes() -> set[psutil.Process]:
 
 
 @pytest.mark.timeout(1200)  # vLLM starts twice
-@pytest.mark.parametrize("victim", [min, max], ids=["the first", "the last"])
 async def test_a_dead_process_ends_its_requests_and_is_replaced(
-    facts: LanguageFacts, kind: Kind, victim: Callable[..., psutil.Process]
+    engine: ProcessEngine, facts: LanguageFacts, kind: Kind
 ) -> None:
-    engine = kind.make()
-    before = processes()
-    await engine.start()
-    try:
-        started = processes() - before
+    victims: list[Callable[..., psutil.Process]] = [min, max]  # of several processes, the first and the last
+    for victim in victims:
+        started, restarts = processes(), engine.restarts
         running = engine.submit(hello(facts, max_tokens=1500, stop_token_ids=frozenset()))
         await anext(running)
         victim(started, key=lambda process: process.create_time()).send_signal(signal.SIGKILL)
@@ -260,11 +260,8 @@ async def test_a_dead_process_ends_its_requests_and_is_replaced(
             engine.submit(hello(facts))
         await until(engine.ready, kind.patience)
         assert (await tokens(engine, hello(facts)))[-1].finish_reason == "stop"
-        assert engine.restarts == 1
-    finally:
-        await engine.stop()
-    assert processes() == before
-    assert not [process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        assert engine.restarts == restarts + 1
+        assert not [process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.timeout(1200)
